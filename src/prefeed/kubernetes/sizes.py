@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -34,6 +34,8 @@ _COST_SHARE: Final = 20
 
 _CLIENT_SECONDS: Final = 5.0
 _log = logging.getLogger("prefeed")
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -49,12 +51,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         error_message: Why the set cannot be listed or copied; empty: it can.
     """
 
-    total_size: int | None
-    total_files: int | None
-    cached_size: int
-    disk_size: int
-    disk_used: int
-    disk_avail: int
+    total_size: _Number | None
+    total_files: _Number | None
+    cached_size: _Number
+    disk_size: _Number
+    disk_used: _Number
+    disk_avail: _Number
     error_message: str = ""
 
 
@@ -67,7 +69,7 @@ def parse_report(name: str, text: bytes) -> Report | None:
     """Return what a server says of a set; None: it is not understood, or is one of another set."""
     try:
         found = msgspec.json.decode(text, type=_Answer)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
     return found.cache_status if found.name == name else None
 

@@ -356,7 +356,9 @@ def test_a_set_that_is_deleted_while_an_object_is_refused_comes_to_rest(cluster:
     cluster.remove("SampleSet", "imagenet")
     Operator(cluster).settle()
 
-    written = [each["status"]["conditions"] for _, kind, each in cluster.log if kind == "samplesets" and "status" in each]
+    written = [
+        each["status"]["conditions"] for _, kind, each in cluster.log if kind == "samplesets" and "status" in each
+    ]
     for conditions in written:
         types = [each["type"] for each in conditions]
         assert len(types) == len(set(types))
@@ -377,6 +379,22 @@ def test_a_server_that_is_busy_refuses_nothing(cluster: Cluster, status: int) ->
         Operator(cluster).settle()
 
     assert "ObjectsApplied" not in said(cluster)
+
+
+def test_the_refusals_of_many_pods_have_room_in_a_status(cluster: Cluster) -> None:
+    job = paddle_job("a", template())
+    job["spec"]["worker"]["replicas"] = 100
+    cluster.add(job)
+
+    def refuse(verb: str, plural: str) -> None:
+        if (verb, plural) == ("apply", "pods"):
+            raise ClusterError(f"violates {1000 * 'x'}", status=403)
+
+    cluster.before = refuse
+    with pytest.raises(ClusterError, match="violates"):
+        PaddleOperator(cluster).settle()
+
+    assert said(cluster, "PaddleJob", "a")["ObjectsApplied"][1].startswith("the Pod a-worker-0 is refused: violates")
 
 
 def test_a_refused_pod_is_said_by_its_job() -> None:

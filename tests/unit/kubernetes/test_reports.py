@@ -174,6 +174,34 @@ def test_what_is_no_answer_is_passed_over(answer: Any) -> None:
     assert parse_report("imagenet", b"") is None
 
 
+@pytest.mark.parametrize("number", ["-1", "1" + 400 * "0", "1e3000"])
+def test_a_number_that_is_no_size_is_no_answer(number: str) -> None:
+    """A server may be anybody's: what it says must not keep the operator from its work."""
+    sizes = ", ".join(f'"{name}": {number}' for name in ("diskSize", "diskUsed", "diskAvail", "cachedSize"))
+    text = f'{{"name": "imagenet", "cacheStatus": {{"totalSize": 1, "totalFiles": 1, {sizes}}}}}'
+
+    assert parse_report("imagenet", text.encode()) is None
+
+
+def test_an_answer_without_end_is_no_answer() -> None:
+    assert parse_report("imagenet", b'{"name": "imagenet", "more": ' + 60_000 * b"[") is None
+
+
+def test_errors_of_many_servers_have_room_in_a_status(cluster: Cluster) -> None:
+    cluster.add(node_mode(partitions=2))
+    Operator(cluster).settle()
+    serve(cluster, 2)
+    reports = {f"pod{number}": report(0, error_message=f"{number}: {60_000 * 'x'}") for number in range(20)}
+
+    Reporting(cluster, **reports).settle()
+    written = status_of(cluster)
+    Reporting(cluster, **dict(reversed(reports.items()))).settle()  # as another operator is told
+
+    assert len(json.dumps(written)) < 32_768
+    assert said(cluster)["Listed"][1].startswith("0: xxx")
+    assert status_of(cluster) == written
+
+
 def test_an_answer_is_that_of_the_set() -> None:
     sizes = {"totalSize": 10, "totalFiles": 2, "cachedSize": 5, "diskSize": 20, "diskUsed": 5, "diskAvail": 15}
     text = json.dumps({"name": "imagenet", "cacheStatus": {**sizes, "cachedFiles": 1, "diskUsageRate": 0.5}}).encode()

@@ -16,6 +16,9 @@ FINALIZER: Final = "prefeed.io/readers"
 
 TRUE, FALSE = "True", "False"
 
+MOST_SAID: Final = 4096
+"""Letters of a text in a status: as many as the API server takes."""
+
 
 class Resource(NamedTuple):
     """A kind of objects, as the paths of an API server name it."""
@@ -133,7 +136,8 @@ def conditions(document: Document, found: Sequence[Condition], now: datetime) ->
         old = before.get(each.type, {})
         since = old["lastTransitionTime"] if old.get("status") == each.status else now.strftime("%Y-%m-%dT%H:%M:%SZ")
         generation = document["metadata"].get("generation", 1)
-        result.append({**each._asdict(), "lastTransitionTime": since, "observedGeneration": generation})
+        said = each._replace(message=each.message[:MOST_SAID])
+        result.append({**said._asdict(), "lastTransitionTime": since, "observedGeneration": generation})
     return result
 
 

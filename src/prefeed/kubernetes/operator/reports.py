@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from prefeed.errors import SpecError
 from prefeed.kubernetes.nodes import NODE, mode_of, runtime_name
-from prefeed.kubernetes.operator.groups import Group
+from prefeed.kubernetes.operator.groups import MOST_SAID, Group
 from prefeed.kubernetes.sizes import PATH, PORT, Report
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
@@ -93,8 +93,9 @@ def cache_status(document: Document, reports: Mapping[str, Report], *, has_serve
 
 
 def errors_of(reports: Mapping[str, Report]) -> str:
-    """Return why the servers cannot list or copy the set, each reason once; empty: they can."""
-    return "; ".join(dict.fromkeys(each.error_message for each in reports.values() if each.error_message))
+    """Return why the servers cannot list or copy the set, each reason once, in the order of their pods; empty: they can."""
+    said = (report.error_message for _, report in sorted(reports.items()))
+    return "; ".join(dict.fromkeys(filter(None, said)))[:MOST_SAID]
 
 
 def _text(size_bytes: int) -> str:

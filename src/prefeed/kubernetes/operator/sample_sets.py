@@ -15,6 +15,7 @@ from prefeed.kubernetes.mounts import stateful_set as mounts
 from prefeed.kubernetes.nodes import NODE, mode_of, node_set, runtime_name, service, stateful_set
 from prefeed.kubernetes.operator.groups import (
     FALSE,
+    MOST_SAID,
     TRUE,
     Condition,
     Group,
@@ -177,7 +178,10 @@ def _status(
     problems = "; ".join(each.message for each in said if each.type in (ACCEPTED, LISTED) and each.status == FALSE)
     return {
         "phase": phase,
-        "cacheStatus": {**cache_status(document, group.reports, has_servers=ready > 0), "errorMassage": problems},
+        "cacheStatus": {
+            **cache_status(document, group.reports, has_servers=ready > 0),
+            "errorMassage": problems[:MOST_SAID],
+        },
         "runtimeStatus": {"runtimeReady": f"{ready}/{wanted}", "specReplicas": wanted, "readyReplicas": ready},
         "observedGeneration": document["metadata"].get("generation", 1),
         "conditions": conditions(document, said, group.now),
