@@ -33,6 +33,8 @@ _COST_SHARE: Final = 20
 """An answer is given again for this many times as long as it took to find: looking takes 5 % of one core at most."""
 
 _CLIENT_SECONDS: Final = 5.0
+"""In which a client asks all of its question, and takes the answer."""
+
 _log = logging.getLogger("prefeed")
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -164,11 +166,27 @@ class _Handler(BaseHTTPRequestHandler):
     of: SizesEndpoint
     timeout = _CLIENT_SECONDS
 
+    def handle(self) -> None:
+        """Answer one client, or leave one that asks byte by byte: each byte would have the whole time."""
+        self._asking = threading.Timer(self.timeout, self._leave)
+        self._asking.start()
+        try:
+            with contextlib.suppress(OSError):  # the client has gone
+                super().handle()
+        finally:
+            self._asking.cancel()
+            self._asking.join()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing: the operator asks twice per minute."""
 
     def do_GET(self) -> None:
         """Answer, to the one path that there is."""
+        self._asking.cancel()
         if self.path != PATH:
             self.send_error(HTTPStatus.NOT_FOUND, f"the sizes are at {PATH}")
             return

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+import time
 
 import pytest
 
@@ -94,6 +95,32 @@ def test_a_client_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> 
             assert get(endpoint.port)[0] == 200
     finally:
         endpoint.end()
+
+
+def test_a_client_that_asks_byte_by_byte_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the server would wait for it, too."""
+    monkeypatch.setattr(sizes._Handler, "timeout", 0.2)  # its end is the test
+    endpoint = SizesEndpoint(printed, port=0)
+    endpoint.start()
+    try:
+        with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
+            client.settimeout(0.01)
+            deadline = time.monotonic() + 60
+            while not is_left(client):
+                assert time.monotonic() < deadline
+    finally:
+        endpoint.end()
+
+
+def is_left(client: socket.socket) -> bool:
+    """Send a byte; return whether the server has closed the connection."""
+    try:
+        client.send(b"x")
+        return client.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
 
 
 def test_nothing_is_known_yet() -> None:
