@@ -13,7 +13,7 @@ import pytest
 from prefeed.kubernetes import sizes
 from prefeed.kubernetes.operator.asking import Asker, Requests
 from prefeed.kubernetes.operator.groups import Key
-from prefeed.kubernetes.operator.reports import servers_of
+from prefeed.kubernetes.operator.reports import errors_of, servers_of
 from prefeed.kubernetes.sizes import PATH, SizesEndpoint, parse_report, told
 from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import Operator, node_mode, now, serve
@@ -170,6 +170,32 @@ def test_the_operator_asks_all_and_one_that_is_silent_keeps_none_waiting() -> No
     asyncio.run(asker.round())
     assert changed == [Key("default", "a")]
     assert asker.reports(Key("default", "a")) == {}
+
+
+def test_a_source_that_refuses_is_said_once_while_it_is_tried_again() -> None:
+    """A server has no error to tell while it tries again, which takes minutes if the source does not answer."""
+    cluster = Cluster()
+    cluster.add(node_mode())
+    operator = Operator(cluster)
+    operator.settle()
+    serve(cluster)
+    now(operator.carrier.see_all([""]))
+    nothing = {"totalSize": None, "totalFiles": None, "cachedSize": 0, "diskSize": 9, "diskUsed": 0, "diskAvail": 9}
+    tries = [{**nothing, "errorMessage": "access denied"}, nothing] * 3
+    answers = [{"name": "imagenet", "cacheStatus": each} for each in tries]
+    changed: list[Key] = []
+
+    async def ask(url: str) -> bytes:
+        return json.dumps(answers.pop(0)).encode() if answers else told(printed())
+
+    asker = Asker(operator.world, ask, changed.extend)
+    for _ in tries:
+        asyncio.run(asker.round())
+
+    assert changed == [KEY]
+    assert errors_of(asker.reports(KEY)) == "access denied"
+    asyncio.run(asker.round())
+    assert errors_of(asker.reports(KEY)) == ""
 
 
 def test_a_set_that_is_cached_whole_is_asked_for_rarely() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import aiohttp
 
 from prefeed.kubernetes.operator.groups import Choices, Key
-from prefeed.kubernetes.operator.reports import is_complete, servers_of
+from prefeed.kubernetes.operator.reports import is_complete, servers_of, with_last_error
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.sizes import Report, parse_report
 
@@ -77,7 +77,8 @@ class Asker:
         async with limit:
             text = await self._ask(url)
         if report := parse_report(key.name, text):
-            self._keep(key, {**self.reports(key), pod: report})
+            known = self.reports(key)
+            self._keep(key, {**known, pod: with_last_error(report, known.get(pod))})
 
     def _keep(self, key: Key, reports: dict[str, Report]) -> None:
         if reports != self.reports(key):

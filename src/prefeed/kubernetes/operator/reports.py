@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from prefeed.errors import SpecError
 from prefeed.kubernetes.nodes import NODE, mode_of, runtime_name
 from prefeed.kubernetes.operator.groups import MOST_SAID, Group
@@ -90,6 +92,12 @@ def cache_status(document: Document, reports: Mapping[str, Report], *, has_serve
         "diskAvail": _text(sum(each.disk_avail for each in found)),
         "diskUsageRate": f"{100 * used / size:.1f}%" if size else "",
     }
+
+
+def with_last_error(report: Report, before: Report | None) -> Report:
+    """Return what a server says, with the error of its last try while it tries again: else a set would be refused again and again."""
+    is_trying = report.total_size is None and not report.error_message
+    return replace(report, error_message=before.error_message) if is_trying and before is not None else report
 
 
 def errors_of(reports: Mapping[str, Report]) -> str:
