@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import resource
+import shutil
 import signal
 import stat
 import threading
@@ -269,6 +270,18 @@ def test_another_version_is_an_error_and_never_a_mixture(web: FileServer, point:
             assert caught.value.errno == errno.ESTALE
             del caught
         assert (point / "a.bin").read_bytes() == bytes(len(SMALL))  # whole, and of one version
+
+
+def test_another_file_of_the_size_and_time_of_a_large_one_is_another_version(source: Path, point: Path) -> None:
+    with mounted(source, point):
+        other = source / "deep" / "other"
+        other.write_bytes(MIDDLE[::-1])
+        shutil.copystat(source / "middle", other)
+        other.replace(source / "middle")
+        with (point / "middle").open("rb", buffering=0) as file, pytest.raises(OSError) as caught:
+            os.pread(file.fileno(), 100, 0)
+        assert caught.value.errno == errno.ESTALE
+        del caught
 
 
 def test_a_large_object_that_becomes_shorter_is_an_error_from_there_on(web: FileServer, point: Path) -> None:

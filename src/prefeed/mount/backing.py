@@ -1,7 +1,7 @@
 """Large objects that are files of this machine: the kernel reads them by itself (passthrough), or this process does.
 
 They lie in the directory that is mounted, or in a copy that ``prefeed stage`` made. A file counts only while it has the size
-and time that the listing says: a copy of another version is passed over.
+and time that the listing says, and is the file that was listed: another version, and a copy of another one, is passed over.
 """
 
 from __future__ import annotations
@@ -144,10 +144,19 @@ class LocalFiles:
                 file = os.open(f"{root.rstrip('/')}/{path}", _FLAGS)
             except OSError:
                 continue
-            if self._is_listed(object_id, os.fstat(file)):
+            status = os.fstat(file)
+            if self._is_listed(object_id, status) and (self._is_copy(root) or self._is_the_file(object_id, status)):
                 return file
             os.close(file)
         return None
+
+    def _is_copy(self, root: str) -> bool:
+        return root.rstrip("/") != self._manifest.url.rstrip("/")
+
+    def _is_the_file(self, object_id: int, status: os.stat_result) -> bool:
+        """Return False for a file that was put in the place of the one that was listed, with its size and time."""
+        inode = 0 if self._manifest.stamps is None else int(self._manifest.stamps[1][object_id])
+        return not inode or inode == status.st_ino
 
     def _is_listed(self, object_id: int, status: os.stat_result) -> bool:
         """Return whether a file is the version that was listed; a copy of an object keeps a hash of its version in its time."""
