@@ -37,6 +37,9 @@ class Held:
     def beyond(self, before: Held) -> dict[str, list[str]]:
         """Return what is here and was not there before, by kind; empty if nothing."""
         more = {f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(self)}
+        # One that is about to run its program has no command line for a moment, and one that has ended has none any more.
+        known = {child.split()[0] for child in before.children}
+        more["children"] = Counter({child: 1 for child in more["children"] if child.split()[0] not in known})
         return {kind: sorted(counter.elements()) for kind, counter in more.items() if counter}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets, transforms
 
 import prefeed
@@ -69,6 +70,24 @@ def test_files_of_cached_samples_are_opened_once(slow: SlowDirectory, make: Any,
     assert statistics.origin_requests <= most
     assert statistics.resident_objects == 0  # what is made of them is kept, they are not
     assert statistics.direct_reads == 0
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["joined", "subset of joined"])
+def test_stages_that_are_joined_keep_samples_and_no_files(slow: SlowDirectory, chosen: bool) -> None:
+    """A ``ConcatDataset`` of cached stages, each of a part of the folder."""
+    folder = datasets.ImageFolder(str(slow.path), STEPS)
+    parts = [prefeed.CachedDataset(Subset(folder, range(*ends))) for ends in ((0, 10), (10, NUM_IMAGES))]
+    joined: Any = ConcatDataset(parts)
+    order = list(range(5, NUM_IMAGES)) if chosen else list(range(NUM_IMAGES))
+    loader = prefeed.DataLoader(Subset(joined, order) if chosen else joined, batch_size=1)
+    truth = [[float(folder[index][0].sum()) for index in order]]
+    before = slow.opens()
+    assert epochs(loader, 3) == truth * 3
+    assert {part.get_stat().misses for part in parts} == {len(order)}  # of one folder, so that both have one cache
+    statistics = prefeed.statistics()
+    assert slow.opens() - before <= len(order) + statistics.sessions.audits
+    assert statistics.origin_requests <= len(order) + statistics.sessions.audits
+    assert (statistics.resident_objects, statistics.direct_reads) == (0, 0)
 
 
 def small_cache(num_samples: int) -> prefeed.DatasetCache:

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,13 @@ def test_a_daemon_that_came_to_this_process_is_none_once_it_has_ended(
         os.close(reading)
         os.close(writing)
     assert leaked_since(before, mounts_below=tmp_path, timeout_seconds=60) == {}
+
+
+def test_a_child_is_known_by_its_number(tmp_path: Path) -> None:
+    """What it runs may not have been there to see: between fork and exec, and once it has ended, there is no command line."""
+    now = held(mounts_below=tmp_path, children=Counter({"7 python main.py": 1, "8 python other.py": 1}))
+    before = replace(now, children=Counter({"7 (ended, never waited for)": 1}))
+    assert now.beyond(before) == {"children": ["8 python other.py"]}
 
 
 def test_name_in_shared_memory_is_a_leak(tmp_path: Path) -> None:

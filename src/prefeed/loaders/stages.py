@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from prefeed.client.access import CachedSamples
 from prefeed.loaders.kinds import is_just_a
 from prefeed.stage_cache import CachedDataset, MappedDataset
 
@@ -17,19 +19,13 @@ _GROUP = 4096
 
 @dataclass(frozen=True, slots=True)
 class InStage:
-    """Which samples of a loader are in the cache of a stage; a ``client.access.CachedSamples``.
-
-    Attributes:
-        stage: The topmost that is cached.
-        indices: Sample i of the loader is sample ``indices[i]`` of the stage, shape (num_samples,); None: sample i.
-    """
+    """The samples of a stage; a ``client.access.CachedSamples``."""
 
     stage: CachedDataset
-    indices: npt.NDArray[np.int64] | None
 
     def are_cached(self, samples: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
         """Return for each sample whether the stage has an entry of it, shape (num_accesses,)."""
-        chosen = (samples if self.indices is None else self.indices[samples]).tolist()
+        chosen = samples.tolist()
         absent: list[bool] = []
         for start in range(0, len(chosen), _GROUP):
             absent += self.stage.absent(chosen[start : start + _GROUP])
@@ -40,10 +36,47 @@ class InStage:
         return self.stage.has_room()
 
 
-def peeled(dataset: Any) -> tuple[Any, InStage | None]:
-    """Return the dataset without the stages that are mapped or cached, and where its samples may be found instead."""
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Some samples of others, as of a ``Subset``: sample i is sample ``indices[i]`` of ``inner``; shape (num_samples,)."""
+
+    inner: CachedSamples
+    indices: npt.NDArray[np.int64]
+
+    def are_cached(self, samples: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        return self.inner.are_cached(self.indices[samples])
+
+    def has_room(self) -> bool:
+        return self.inner.has_room()
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """One after another, as in a ``ConcatDataset``: the samples of part k end before ``ends[k]``; shape (num_parts,)."""
+
+    parts: Sequence[CachedSamples]
+    ends: npt.NDArray[np.int64]
+
+    def are_cached(self, samples: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        cached = np.zeros(len(samples), dtype=np.bool_)
+        part_of = np.searchsorted(self.ends, samples, side="right")
+        for number in np.unique(part_of).tolist():
+            these = part_of == number
+            before = self.ends[number - 1] if number else 0
+            cached[these] = self.parts[number].are_cached(samples[these] - before)
+        return cached
+
+    def has_room(self) -> bool:
+        return all(part.has_room() for part in self.parts)
+
+
+def peeled(dataset: Any) -> tuple[Any, CachedSamples | None]:
+    """Return the dataset without the stages that are mapped or cached, and where its samples may be found instead.
+
+    The topmost stage that is cached counts. Of a ``ConcatDataset`` each part must have one, else its samples are taken for not cached.
+    """
     if isinstance(dataset, CachedDataset):
-        return peeled(dataset.dataset)[0], InStage(dataset, None)
+        return peeled(dataset.dataset)[0], InStage(dataset)
     if isinstance(dataset, MappedDataset):
         return peeled(dataset.dataset)
     if is_just_a(dataset, "Subset"):
@@ -51,10 +84,11 @@ def peeled(dataset: Any) -> tuple[Any, InStage | None]:
         if inner is dataset.dataset and cached is None:
             return dataset, None
         indices = np.asarray(dataset.indices, dtype=np.int64)
-        if cached is not None:
-            below = cached.indices
-            cached = InStage(cached.stage, indices if below is None else below[indices])
-        return type(dataset)(inner, dataset.indices), cached
+        return type(dataset)(inner, dataset.indices), None if cached is None else _Chosen(cached, indices)
+    if is_just_a(dataset, "ConcatDataset"):
+        bare, parts = zip(*map(peeled, dataset.datasets), strict=True)
+        if all(part is not None for part in parts):
+            return type(dataset)(bare), _Joined(parts, np.asarray(dataset.cumulative_sizes, dtype=np.int64))
     return dataset, None
 
 
