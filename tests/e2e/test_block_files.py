@@ -104,7 +104,12 @@ def test_bad_calls(root: Path, data: bytes) -> None:
     assert file.readable()
     assert file.seekable()
     assert not file.writable()
-    for bad in (lambda: file.seek(-1), lambda: file.seek(0, 7), lambda: file.read_range(-1, 5)):
+    for bad in (
+        lambda: file.seek(-1),
+        lambda: file.seek(0, 7),
+        lambda: file.read_range(-1, 5),
+        lambda: file.read_range_into(-BLOCK, memoryview(bytearray(5))),
+    ):
         with pytest.raises(ValueError, match=r"negative|invalid whence|no range"):
             bad()
     with pytest.raises(io.UnsupportedOperation):
@@ -257,6 +262,21 @@ def test_readers_continue_without_a_server_and_with_the_next_one(root: Path, dat
         with opened(root) as another:
             assert another.read() == data
         assert file.read() == data[10 * BLOCK :]
+
+
+def test_the_connection_to_a_server_that_has_ended_is_closed(root: Path, data: bytes, sandbox: Sandbox) -> None:
+    from sandbox import end_all, servers_of
+
+    with opened(root) as file:
+        assert file.read(BLOCK) == data[:BLOCK]
+    first = blocks_of(current())._control
+    assert first is not None
+    end_all(servers_of(sandbox))
+    put(root / "y.bin", content(BLOCK))
+    with prefeed.open(root / "y.bin") as file:
+        assert file.read() == content(BLOCK)
+    assert blocks_of(current())._control is not first
+    assert first.is_closed
 
 
 def test_ten_thousand_open_files_hold_no_descriptors(root: Path, data: bytes) -> None:

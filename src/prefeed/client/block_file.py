@@ -185,8 +185,10 @@ class BlockFile(io.BufferedIOBase):
         return self._bytes_at(offset, min(size, max(0, self._size - offset)))
 
     def read_range_into(self, offset: int, target: memoryview) -> int:
-        """Fill ``target``, of bytes, with those of any place; return how many, fewer at the end; the position stays."""
+        """Fill ``target``, of bytes, with those of any place; return how many, fewer at the end; raises as ``read_range``."""
         self._require_open()
+        if offset < 0:
+            raise ValueError(f"no range begins at {offset}")
         count = min(len(target), max(0, self._size - offset))
         self._fill(offset, target[:count])
         return count

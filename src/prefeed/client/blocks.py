@@ -425,6 +425,7 @@ class Blocks:
     def _node(self) -> NodeClient:
         """Return the server, on the connection that this process keeps; the caller holds the lock."""
         if self._control is None or self._control.is_closed or not self._control.is_alive():
+            self._drop_control()
             self._control = self._connect()
         return NodeClient(self._control)
 
