@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import prefeed
 from e2e.images import NUM_IMAGES, make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import MIB, current
+from prefeed.map_style import MapStyle
 from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.testing.slow_directory import SlowDirectory
 from slow_files import slow_files
@@ -115,6 +117,23 @@ def test_files_whose_samples_find_no_room_stay_and_are_opened_once(tmp_path: Pat
         prefeed.datasets._readers.close()
 
 
+def test_files_of_a_stage_that_was_dropped_stay(slow: SlowDirectory) -> None:
+    """Its samples are made in each epoch, of files that the node keeps as without a stage."""
+    with NodeClient.connect(current()) as node:
+        session = node.new_session()
+        cached = prefeed.CachedDataset(
+            datasets.ImageFolder(str(slow.path), STEPS), prefeed.DatasetCache(session, size=1)
+        )
+        loader = prefeed.DataLoader(cached, batch_size=4, shuffle=False)
+        (first,) = epochs(loader, 1)
+        node.drop_sessions([session])
+        assert epochs(loader, 2) == [first, first]
+        before = slow.opens()
+        assert epochs(loader, 2) == [first, first]
+        assert slow.opens() == before
+    assert prefeed.statistics().resident_objects == NUM_IMAGES
+
+
 def test_another_loader_of_the_same_files_keeps_them(slow: SlowDirectory) -> None:
     folder = datasets.ImageFolder(str(slow.path), STEPS)
     staged = prefeed.DataLoader(prefeed.CachedDataset(folder), batch_size=2)
@@ -139,6 +158,35 @@ def test_objects_of_a_stage_without_a_loader_are_read_once(slow: SlowDirectory) 
     statistics = prefeed.statistics()
     assert statistics.resident_objects == 0
     assert slow.opens() - before <= NUM_IMAGES + statistics.sessions.audits
+
+
+class Unidentified(MapStyle[Any]):
+    """Each sample opens a file that cannot be identified, and is not kept."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = prefeed.datasets.ImageFolder(str(root), STEPS)
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> Any:
+        directory = os.open("/", os.O_RDONLY)
+        try:
+            os.close(os.open("dev/null", os.O_RDONLY, dir_fd=directory))
+        finally:
+            os.close(directory)
+        return self.folder[index]
+
+
+def test_objects_of_samples_that_are_not_kept_stay(slow: SlowDirectory) -> None:
+    cached = prefeed.CachedDataset(Unidentified(slow.path), version="1")
+    before = slow.opens()
+    sums = [[float(cached[index][0].sum()) for index in range(NUM_IMAGES)] for _ in range(4)]
+    assert sums[1:] == 3 * sums[:1]
+    prefeed.datasets._readers.close()
+    cached.close()
+    assert prefeed.statistics().resident_objects >= NUM_IMAGES - 1  # it is known after the first one
+    assert slow.opens() - before <= NUM_IMAGES + 1
 
 
 @pytest.fixture

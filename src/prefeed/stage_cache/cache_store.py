@@ -130,14 +130,10 @@ class CacheStore:
             return False
         return True
 
-    @property
-    def was_full(self) -> bool:
-        """True while ``takes_more`` is False, and before it is tried again."""
-        return self._skip > 0
-
     def has_room(self) -> bool:
         """Return True while samples that are made are probably kept: there is room for one more of their mean size."""
-        return any(_has_room(tier.statistics()) for tier in self._here.place.tiers)
+        here = self._here
+        return not here.link.is_dropped and any(_has_room(tier.statistics()) for tier in here.place.tiers)
 
     def put(self, key: bytes, value: memoryview) -> bool:
         """Store a value where there is room, in memory or behind it; False when there is none."""

@@ -189,6 +189,7 @@ class Maker:
         self._longest_seconds = 0.0
         self._draws = False
         self._is_same_again = True
+        self._was_kept = True  # the last sample, or there was none
         self._warned: set[str] = set()
 
     @property
@@ -236,7 +237,7 @@ class Maker:
             Exception: Whatever ``dataset[index]`` raises.
         """
         watch_opens()
-        with nullcontext() if self._draws or store.was_full else reading_once():
+        with reading_once() if self._was_kept else nullcontext():
             attempt = self._attempt(index, scope())
             if attempt.drew is not None and not self._draws:  # was that the stage, or another thread?
                 attempt = self._attempt(index, scope())
@@ -247,8 +248,10 @@ class Maker:
             else:
                 standing.taken(attempt.files)
         standing.tie(attempt.files)
-        if attempt.drew is None and attempt.files.is_complete and not self._draws and store.takes_more:
-            self._keep(store, key, attempt.sample, encode_note(attempt.files.note(version, attempt.seconds)))
+        may_keep = attempt.drew is None and attempt.files.is_complete and not self._draws and store.takes_more
+        self._was_kept = may_keep and self._try_keep(
+            store, key, attempt.sample, encode_note(attempt.files.note(version, attempt.seconds))
+        )
         self._num_made += 1
         return attempt.sample
 
@@ -346,15 +349,15 @@ class Maker:
         except CannotEncodeError:
             return None  # who keeps it says so
 
-    def _keep(self, store: CacheStore, key: bytes, sample: Any, note: bytes) -> None:
+    def _try_keep(self, store: CacheStore, key: bytes, sample: Any, note: bytes) -> bool:
         try:
             entry = self._encoders.mine.encode(sample, note=note, allow_pickle=self._allow_pickle)
         except CannotEncodeError as err:
             if self._num_made < _FIRST_SAMPLES:
                 raise
             self._warn_once("encode", f"a sample is not kept: {err}")
-        else:
-            store.put(key, entry)
+            return False
+        return store.put(key, entry)
 
     def _drew(self, generator: str) -> None:
         """A generator moved twice: refuse the stage if it did that from the start, else keep no more of it."""
