@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefeed.server.status import EpochTotals, Observation
-from prefeed.types import DiskCounts, EpochWait, PlanInfo, PoolCounts, ServerStatus, SessionCounts, Statistics
+from prefeed.types import (
+    DiskCounts,
+    EpochWait,
+    OriginReads,
+    PlanInfo,
+    PoolCounts,
+    ServerStatus,
+    SessionCounts,
+    Statistics,
+)
 
 STATUS = ServerStatus(
     pid=1, version="1.2", home="/h", store="/s", on_tmpfs=True, uptime_seconds=5.0, clients=2, plans=1, in_flight=3,
@@ -23,6 +32,10 @@ FULL = Observation(
         pool=PoolCounts(
             servers=4, left_out=1, hits=31, misses=32, read_bytes=33, written_bytes=34, corrupt=35, dropped=36,
             refused=37, failures=38, waits=39, waits_in_vain=40,
+        ),
+        origins=(
+            OriginReads(origin="/mnt/a", in_place=True, why="quick", open_seconds=0.25, question_seconds=0.5, samples=41, files=42, bytes=43),
+            OriginReads(origin="/mnt/b", in_place=False),
         ),
     ),
     (PLAN,),

@@ -6,9 +6,11 @@ import os
 from dataclasses import replace
 
 from prefeed.client.dataset import NodeDataset, locate_object
-from prefeed.client.node import NodeClient, untold_epochs
+from prefeed.client.node import NodeClient
 from prefeed.client.readers import Readers
+from prefeed.client.untold import untold_epochs
 from prefeed.config import Config, settings_of
+from prefeed.core.origins import summed
 from prefeed.errors import ServerError, ServerUnavailableError
 from prefeed.sampleset.names import resolve
 from prefeed.sources.answers import read_origin
@@ -52,14 +54,17 @@ def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
 def statistics(*, config: Config | None = None) -> Statistics:
     """Return the counts of the node's server since its start; all zero when none runs.
 
-    Epochs of this process's loaders that have no plan come last: the server does not know of them.
+    Epochs of this process's loaders that have no plan come last: the server does not know of them. How these were read is in the sums
+    by origin.
     """
+    untold = untold_epochs()
     try:
         with NodeClient.connect(settings_of(config), autostart=False) as node:
             counts = node.statistics()
     except ServerUnavailableError:
         counts = Statistics()
-    return replace(counts, epochs=(*counts.epochs, *untold_epochs()))
+    origins = summed(counts.origins, (epoch.reads for epoch in untold if epoch.reads is not None))
+    return replace(counts, epochs=(*counts.epochs, *untold), origins=origins)
 
 
 def _locate(url: str, config: Config) -> tuple[NodeDataset, int] | None:

@@ -148,6 +148,33 @@ class SessionCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OriginReads:
+    """How samples over one origin are read, and what that is decided by; of one epoch, or of all that ended.
+
+    Attributes:
+        origin: A canonical URL without credentials, or the directory above its files.
+        in_place: True when an epoch that ended was read in place, past the cache.
+        why: In a few words; empty where nothing was to be decided.
+        open_seconds: How long storage let a read wait, the mean of those that were measured in the last epoch that measured some; None
+            before that.
+        question_seconds: How long the server let a question wait that asks for no object, the shortest that was measured by who
+            reported last; None before that.
+        samples: Made in place.
+        files: About how many files these opened, as measured samples did.
+        bytes: About their size.
+    """
+
+    origin: str
+    in_place: bool
+    why: str = ""
+    open_seconds: float | None = None
+    question_seconds: float | None = None
+    samples: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochWait:
     """How long a training loop waited for one loader in one epoch.
 
@@ -158,6 +185,7 @@ class EpochWait:
         batches: Batches that the loop got.
         seconds: From ``iter(loader)`` to the last batch.
         waited_seconds: Part of it in which the loop waited for an iterator or a batch.
+        reads: How its samples were read; None where that is not known.
     """
 
     loader: str
@@ -166,6 +194,7 @@ class EpochWait:
     batches: int
     seconds: float
     waited_seconds: float
+    reads: OriginReads | None = None
 
     @property
     def waited_share(self) -> float:
@@ -223,6 +252,7 @@ class Statistics(ReadCounts):
         disk: Objects on disk, behind those in memory.
         pool: Objects in the pool that nodes share, behind those on disk.
         epochs: The last epochs of the loaders that the server knows, in the order in which they ended.
+        origins: How samples are read, by origin, summed over the epochs that loaders reported.
     """
 
     hit_bytes: int = 0
@@ -239,6 +269,7 @@ class Statistics(ReadCounts):
     disk: DiskCounts = DiskCounts()
     pool: PoolCounts = PoolCounts()
     epochs: tuple[EpochWait, ...] = ()
+    origins: tuple[OriginReads, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

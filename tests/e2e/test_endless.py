@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 import prefeed
 from e2e.automatic import auto
 from leaks import wait_until
-from prefeed.client.node import untold_epochs
+from prefeed.client.untold import untold_epochs
 from sandbox import Sandbox, end_all, servers_of
 
 NUM_SAMPLES = 30

@@ -135,6 +135,22 @@ def test_quick_storage_needs_no_server(
     assert len([record for record in caplog.records if QUICK in record.getMessage()]) == 1
 
 
+def test_a_server_that_listens_hears_what_was_read_in_place(root: Path) -> None:
+    """Without one, the program itself knows; nobody is told twice."""
+    ours = loader_of(Declared(root, NUM_SAMPLES))
+    list(ours)
+    (alone,) = prefeed.statistics().origins
+    assert (alone.in_place, alone.samples, alone.question_seconds) == (True, NUM_SAMPLES, None)
+    with NodeClient.connect(resolve()) as node:
+        list(ours)
+        for told in (prefeed.statistics(), node.statistics()):
+            (reads,) = told.origins
+            assert (reads.origin, reads.in_place) == (str(root), True)
+            assert (reads.samples, reads.files) == (2 * NUM_SAMPLES, 2 * alone.files)
+            assert reads.question_seconds is not None
+            assert [epoch.epoch for epoch in told.epochs] == [1, 2]
+
+
 @kinds
 def test_slow_storage_is_joined_in_the_middle_of_the_epoch(
     root: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any], cls: type[Hashed]
@@ -148,6 +164,11 @@ def test_slow_storage_is_joined_in_the_middle_of_the_epoch(
     least = NUM_SAMPLES - (batches_ahead + workers["num_workers"]) * BATCH_SIZE
     assert wait_until(lambda: num_reads() >= least, timeout_seconds=60)
     assert wait_until(lambda: num_reads() <= NUM_SAMPLES, timeout_seconds=1)
+    with NodeClient.connect(resolve(), autostart=False) as node:
+        (reads,) = node.statistics().origins
+    assert (reads.in_place, reads.why) == (False, "storage is slow")
+    assert reads.open_seconds is not None
+    assert 0 < reads.samples <= NUM_SAMPLES - least
     before = num_reads()
     assert list(ours) == list(truth)
     assert has_joined(ours)

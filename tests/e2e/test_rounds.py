@@ -19,7 +19,7 @@ from e2e import rounds
 from e2e.automatic import auto
 from e2e.steps import digest
 from leaks import wait_until
-from prefeed.client.node import untold_epochs
+from prefeed.client.untold import untold_epochs
 from prefeed.torch import loader as module
 
 NUM = 22

@@ -8,7 +8,7 @@ import torch
 
 import prefeed
 from e2e.images import make_image_folder
-from prefeed.client.node import untold_epochs
+from prefeed.client.untold import untold_epochs
 
 
 def test_epochs_of_a_planned_loader_are_the_servers(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ VERSION: Final = 1
 """Of the object for machines: another number where a field means something else."""
 
 _RANK: Final = re.compile(r", rank \d+(?=\)|$)")
+_PRONOUN: Final = re.compile(r"^its\b")
 _MOST_NAMES: Final = 8
 _MOST_CALLS: Final = 5
 
@@ -239,7 +240,7 @@ def _served(facts: ProgramFacts) -> str:
     if served:
         text += f": {_listed([one['name'] for one in served])}"
     if refused:
-        text += f"{';' if served else ','} {len(refused)} not: {_listed([_why(one) for one in refused], '; ')}"
+        text += f"{';' if served else ','} {len(refused)} not: {_listed(_whys(refused), '; ')}"
     if unseen:
         text += f"{';' if served or refused else ','} {len(unseen)} iterated without prefeed: {_listed([one['name'] for one in unseen])}"
     return text
@@ -285,8 +286,15 @@ def _waits(facts: ProgramFacts) -> str:
     return f"waited {100 * waited / seconds:.1f} % of {seconds:,.1f} s{together} for data"
 
 
-def _why(loader: LoaderFacts) -> str:
-    return f"{loader['name']}: {' / '.join(loader['reasons']) or 'the reason is not known'}"
+def _whys(loaders: Sequence[LoaderFacts]) -> list[str]:
+    """Return a text per reason, with the loaders that have it."""
+    names: dict[str, list[str]] = {}
+    for loader in loaders:
+        why = " / ".join(loader["reasons"]) or "the reason is not known"
+        names.setdefault(why, []).append(loader["name"])
+    return [
+        f"{_listed(of)}: {why if len(of) == 1 else _PRONOUN.sub('their', why, count=1)}" for why, of in names.items()
+    ]
 
 
 def _number(number: int, noun: str) -> str:

@@ -18,6 +18,7 @@ from prefeed.types import (
     ClearResult,
     DiskCounts,
     EpochWait,
+    OriginReads,
     PoolCounts,
     ServerStatus,
     SessionCounts,
@@ -120,6 +121,7 @@ def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
     rows += _pool_rows(s.pool)
     rows += _sessions_row(s.sessions)
     rows += _epoch_rows(s.epochs)
+    rows += [("reads", f"{of.origin}: {how_read(of)}") for of in s.origins]
     rows += [(f"error {code}", f"{count:,}") for code, count in sorted(s.errors.items())]
     return format_count(reads, "read"), rows
 
@@ -135,6 +137,27 @@ def _epoch_rows(epochs: Sequence[EpochWait]) -> list[Row]:
         ("epoch", f"{e.epoch} of {e.loader}: {100 * e.waited_share:.1f} % of {e.seconds:.1f} s spent waiting for data")
         for e in last.values()
     ]
+
+
+def how_read(reads: OriginReads) -> str:
+    """Return how samples over one origin are read, why, and what was measured."""
+    text = ", ".join(filter(None, ("in place" if reads.in_place else "through the cache", reads.why)))
+    measured = [
+        f"{what} waits {_short_time(seconds)}"
+        for what, seconds in (("an open", reads.open_seconds), ("a question", reads.question_seconds))
+        if seconds is not None
+    ]
+    if measured:
+        text += f" ({', '.join(measured)})"
+    if reads.samples:
+        size = f", {format_bytes(reads.bytes)}" if reads.bytes else ""
+        files = f"about {format_count(reads.files, 'file')}{size}"
+        text += f"; in place so far: {format_count(reads.samples, 'sample')}, {files}"
+    return text
+
+
+def _short_time(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.2f} ms"
 
 
 def _disk_rows(disk: DiskCounts) -> list[Row]:

@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 from rich.text import Text
 
-from prefeed.cli.render import format_bytes, format_count, format_duration, format_ratio
+from prefeed.cli.render import format_bytes, format_count, format_duration, format_ratio, how_read
 from prefeed.cli.text import printable
-from prefeed.types import EpochWait, PlanInfo, PoolCounts, ServerStatus, Statistics
+from prefeed.types import EpochWait, OriginReads, PlanInfo, PoolCounts, ServerStatus, Statistics
 
 KEPT: Final = 120
 """Rates that are remembered, for the small charts."""
@@ -223,7 +223,7 @@ def loader_name(epoch: EpochWait) -> str:
 
 # ---------------------------------------------------------------- a frame
 
-SECTIONS: Final = ("trouble", "tiers", "rates", "plans", "waits", "sets", "errors")
+SECTIONS: Final = ("trouble", "tiers", "rates", "plans", "waits", "origins", "sets", "errors")
 """Names of the parts of a frame, top to bottom."""
 
 NARROWEST: Final = 60
@@ -285,6 +285,7 @@ def sections(history: History, *, width: int, sort: Sort = "order") -> list[Sect
         Section("rates", _rates_title(sample), _cut(_rates(history, width), width)),
         Section("plans", _plans_title(sample, sort), _cut(_plans(sample, history.rates, sort, width), width)),
         Section("waits", "Waiting in the last epochs", _cut(_waits(statistics.epochs), width)),
+        Section("origins", "Where samples are read", _cut(_origins(statistics.origins, width), width)),
         Section("sets", "Sample sets", _cut(_sets(sample.sample_sets), width)),
         Section("errors", "Errors and notices", tuple(_errors(sample))),
     ]
@@ -443,6 +444,12 @@ def _waits(epochs: Sequence[EpochWait]) -> Iterable[Text]:
             bar(share, _SMALL_BAR, _style_of(share)), f" {format_ratio(share):>7} of ",
             f"{format_duration(epoch.seconds):<11} epoch {epoch.epoch} of ", (loader_name(epoch), "cyan"),
         )  # fmt: skip
+
+
+def _origins(origins: Sequence[OriginReads], width: int) -> Iterable[Text]:
+    for reads in origins:
+        name = tail(reads.origin, width // 3)
+        yield Text.assemble((name, "cyan"), f": {how_read(reads)}")
 
 
 def _sets(rows: Sequence[SampleSetRow]) -> Iterable[Text]:

@@ -19,7 +19,8 @@
 ``dataset``     a dataset of the node, as its readers see it
 ``consumer``    sends plans and positions to the server
 ``connection``  one socket of one process
-``node``        requests of commands, and epochs of loaders without a plan
+``node``        requests of commands
+``untold``      epochs of loaders without a connection
 ``launch``      starts the node server
 ``ending``      ends the node server, even if it does not answer
 """

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.node import NodeClient
 from prefeed.core.plan import Ids, Window
 from prefeed.errors import PrefeedError, ServerBusyError, ServerError
+from prefeed.sources.urls import root_of
 from prefeed.system.thread_lock import ThreadLock
 from prefeed.types import EpochWait, ReadCounts
 from prefeed.wire import messages as m
@@ -44,6 +46,9 @@ class Consumer:
 
     **Ownership**: the loader creates it and closes it. **Threads and processes**: the loader's process only; a forked
     child's copy does nothing.
+
+    Attributes:
+        question_seconds: How long ``read_counts`` waits for the server, the shortest so far; None before the first.
     """
 
     def __init__(self, node: NodeClient, dataset: NodeDataset) -> None:
@@ -68,6 +73,7 @@ class Consumer:
         self._recover_at = 0.0
         self._closed = False
         self._rechecked = False
+        self.question_seconds: float | None = None
 
     def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
         """The loader begins an epoch in this order.
@@ -163,9 +169,11 @@ class Consumer:
         connection = self._connection
         if connection is None or self._pid != os.getpid():
             return None
+        began = time.perf_counter()
         try:
             counts = NodeClient(connection).read_counts(self.number, within_seconds=_COUNTS_SECONDS)
             self._is_busy = False
+            self.question_seconds = min(time.perf_counter() - began, self.question_seconds or inf)
             return counts
         except ServerBusyError as err:
             self._say_busy(err)
@@ -194,6 +202,11 @@ class Consumer:
             self._send(m.Suppose(self.dataset.number, name))
             self._remove_untold(name)
         return self.is_connected
+
+    @property
+    def origin(self) -> str:
+        """Where its objects lie: a URL without credentials, or the directory above the files of a catalogue."""
+        return root_of(self.dataset.manifest)
 
     @property
     def reads_once(self) -> bool:

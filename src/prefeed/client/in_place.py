@@ -6,7 +6,8 @@ each process looks before each sample whether there is one: no message is sent.
 
     words   int64 each    0: number of the note that is in force, 0: read in place   1: number of the last note   2: epoch
                           3: number of the last epoch that stays in place, though its reads were slow
-    rows    of a process  epoch, reads in it, outcomes of the last ones, how many these are, nanoseconds that all waited
+    rows    of a process  epoch, reads measured in it, outcomes of the last ones, how many these are, nanoseconds that all
+                          waited, their bytes; samples made in place, those of them that were watched, files that these opened
     note    length, checksum, bytes
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from array import array
 from typing import Any, Final, Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -25,7 +27,7 @@ from prefeed.sources.mounts import Roots
 
 _WORD_BYTES: Final = 8
 _NUM_ROWS: Final = 64
-_NUM_COLUMNS: Final = 5
+_NUM_COLUMNS: Final = 9
 _NUM_HEADS: Final = 4
 _NOTE_AT: Final = _NUM_HEADS + _NUM_ROWS * _NUM_COLUMNS
 _NOTE_BYTES: Final = 64 * 1024
@@ -34,12 +36,14 @@ STATE_BYTES: Final = (_NOTE_AT + 2) * _WORD_BYTES + _NOTE_BYTES
 """Of the memory that ``PlaceState`` needs; most of it is never touched."""
 
 NOTE_IN_FORCE, _LAST_NOTE, _EPOCH, _STAYS = range(_NUM_HEADS)
+_OF_EPOCH, _READS, _OUTCOMES, _KEPT, _WAITED, _BYTES, _SAMPLES, _WATCHED, _FILES = range(_NUM_COLUMNS)
 
 _WHOLE_BYTES: Final = 1 << 20
 """A larger file is measured by its first bytes, and opened by the sample itself."""
 
 _FIRST_BYTES: Final = 1 << 16
 _PAUSE_NS: Final = 25_000_000
+_ZEROS: Final = memoryview(array("q", bytes(8 * (_NUM_COLUMNS - 1))))
 _MOST_TRIES: Final = 4
 """Samples per batch that may open no file before measuring ends until the next batch."""
 
@@ -100,33 +104,62 @@ class PlaceState:
         """Read this epoch in place to its end: nothing is measured any more, and what samples open is only noted."""
         self.words[_STAYS] = self.words[_EPOCH]
 
-    def measured(self, row: int, *, is_slow: bool, waited_ns: int = 0) -> None:
+    def measured(self, row: int, *, is_slow: bool, waited_ns: int = 0, size_bytes: int = 0) -> None:
         """Add a read to the row of this process."""
+        words, at = self.words, self._row(row)
+        words[at + _OUTCOMES] = (words[at + _OUTCOMES] << 1 | is_slow) & ((1 << MOST_MEASURED) - 1)
+        words[at + _KEPT] = min(MOST_MEASURED, words[at + _KEPT] + 1)
+        words[at + _WAITED] += max(0, waited_ns)
+        words[at + _BYTES] += size_bytes
+        words[at + _READS] += 1
+
+    def made(self, row: int, num_samples: int, *, num_watched: int = 0, num_files: int = 0) -> None:
+        """Add samples that were made in place to the row of this process.
+
+        Args:
+            row: Of this process.
+            num_samples: Made.
+            num_watched: Of these, the ones whose opens were seen.
+            num_files: That these opened.
+        """
+        words, at = self.words, self._row(row)
+        words[at + _SAMPLES] += num_samples
+        if num_watched:
+            words[at + _WATCHED] += num_watched
+            words[at + _FILES] += num_files
+
+    def _row(self, row: int) -> int:
+        """Return where a row of this process begins; what it has of another epoch counts no more."""
         words, at = self.words, _NUM_HEADS + row % _NUM_ROWS * _NUM_COLUMNS
         if words[at] != words[_EPOCH]:
-            words[at + 1] = words[at + 2] = words[at + 3] = words[at + 4] = 0
+            words[at + 1 : at + _NUM_COLUMNS] = _ZEROS
             words[at] = words[_EPOCH]
-        words[at + 2] = (words[at + 2] << 1 | is_slow) & ((1 << MOST_MEASURED) - 1)
-        words[at + 3] = min(MOST_MEASURED, words[at + 3] + 1)
-        words[at + 4] += max(0, waited_ns)
-        words[at + 1] += 1
+        return at
 
     def waited(self) -> tuple[float, int]:
         """Return how many seconds the reads of this epoch that were measured waited, together, and how many these are."""
-        words, rows = self.words, self._rows()
-        return sum(int(words[at + 4]) for at in rows) / 1e9, sum(int(words[at + 1]) for at in rows)
+        return self._sum(_WAITED) / 1e9, self._sum(_READS)
+
+    def in_place(self) -> tuple[int, int, int]:
+        """Return how many samples of this epoch were made in place, and about how many files these opened, of how many bytes."""
+        num_samples, num_watched, num_reads = self._sum(_SAMPLES), self._sum(_WATCHED), self._sum(_READS)
+        num_files = round(self._sum(_FILES) * num_samples / num_watched) if num_watched else 0
+        return num_samples, num_files, round(self._sum(_BYTES) * num_files / num_reads) if num_reads else 0
+
+    def _sum(self, column: int) -> int:
+        words = self.words
+        return sum(int(words[at + column]) for at in self._rows())
 
     def num_measured(self) -> int:
         """Return how many reads of this epoch were measured by all processes."""
-        words = self.words
-        return sum(int(words[at + 1]) for at in self._rows())
+        return self._sum(_READS)
 
     def storage(self) -> Storage:
         """Return what the last reads of this epoch show of storage."""
         words, num_reads, num_slow = self.words, 0, 0
         for at in self._rows():
-            num_reads += words[at + 3]
-            num_slow += words[at + 2].bit_count()
+            num_reads += words[at + _KEPT]
+            num_slow += words[at + _OUTCOMES].bit_count()
         return judge(num_reads=num_reads, num_slow=num_slow)
 
     def put_note(self, note: bytes) -> int:
@@ -160,9 +193,9 @@ class PlaceState:
         return note if _checksum(note) == words[_NOTE_AT + 1] else None
 
     def _rows(self) -> list[int]:
-        """Return where the rows begin of processes that have measured in this epoch."""
+        """Return where the rows begin of processes that have read in this epoch."""
         words, epoch = self.words, self.words[_EPOCH]
-        return [at for at in range(_NUM_HEADS, _NOTE_AT, _NUM_COLUMNS) if words[at] == epoch and words[at + 1]]
+        return [at for at in range(_NUM_HEADS, _NOTE_AT, _NUM_COLUMNS) if words[at] == epoch]
 
 
 def _checksum(note: bytes) -> int:
@@ -192,6 +225,7 @@ class ReadMeter:
         self._num_left = 0  # samples that may still be made until a read is measured
         self._next_ns = 0
         self._num_large = 0  # files that were opened to be measured, and again by who wants them
+        self._num_asked = 0  # files that watched samples opened, since samples were counted last
         self.opened: list[str] = []
 
     def batch_begins(self) -> bool:
@@ -214,37 +248,54 @@ class ReadMeter:
         self._num_left -= 1
         return self._num_left > 0
 
+    def made(self, num_samples: int, *, num_watched: int = 0) -> None:
+        """Count samples that were made in place.
+
+        Args:
+            num_samples: Made.
+            num_watched: Of these, the ones during which this was asked for files.
+        """
+        num_files, self._num_asked = self._num_asked, 0
+        self._state.made(self._row, num_samples, num_watched=num_watched, num_files=num_files)
+
     def may_have(self, path: str) -> bool:
         """Return False for a file that is not measured."""
-        return self._num_left > 0 and (self._roots is None or self._roots.covers(path))
+        if self._roots is not None and not self._roots.covers(path):
+            return False
+        if self._num_left > 0:
+            return True
+        self._num_asked += 1  # the caller opens it
+        return False
 
     def read_file(self, path: str) -> bytes | None:
         """Return the bytes of a file, and note how long they took; None when the caller should open it."""
         if not self.may_have(path):
             return None
+        self._num_asked += 1
         self.opened.append(path)
         if self._state.stays:
             self._num_left = _MOST_TRIES + 1
             return None  # a question to storage less: the caller opens it
         began, began_cpu = time.perf_counter_ns(), time.thread_time_ns()
         try:
-            data = _read(path, may_be_large=self._num_large < MOST_MEASURED)
+            found = _read(path, may_be_large=self._num_large < MOST_MEASURED)
         except (OSError, ValueError):
             return None  # the caller opens it, and gets Python's own error
-        if data is None:
+        if found is None:
             return None
+        data, size = found
         # What the processor did is no waiting: a large file of the page cache is read at once.
         waited = (time.perf_counter_ns() - began) - (time.thread_time_ns() - began_cpu)
         is_slow = waited > QUICK_NS
-        self._state.measured(self._row, is_slow=is_slow, waited_ns=waited)
+        self._state.measured(self._row, is_slow=is_slow, waited_ns=waited, size_bytes=size)
         self._is_known = not is_slow and self._state.num_measured() >= MOST_MEASURED
         self._num_left = 0 if self._is_known else _MOST_TRIES + 1
-        self._num_large += len(data) > _WHOLE_BYTES
-        return data if len(data) <= _WHOLE_BYTES else None
+        self._num_large += data is None
+        return data
 
 
-def _read(path: str, *, may_be_large: bool) -> bytes | None:
-    """Return the bytes of a file, of a large one more than ``_WHOLE_BYTES``; None of what is no regular file."""
+def _read(path: str, *, may_be_large: bool) -> tuple[bytes | None, int] | None:
+    """Return the bytes of a file, None of a large one, and its size; None of what is no regular file."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode) or (status.st_size > _WHOLE_BYTES and not may_be_large):
         return None  # to open a pipe would wait
@@ -253,13 +304,14 @@ def _read(path: str, *, may_be_large: bool) -> bytes | None:
         size = os.fstat(file).st_size
         if size > _WHOLE_BYTES:
             os.read(file, _FIRST_BYTES)
-            return bytes(_WHOLE_BYTES + 1)
+            return None, size
         parts = []
         while part := os.read(file, size + 1):
             parts.append(part)
             if len(part) > size:
                 return None  # it grows
-        return b"".join(parts)
+        data = b"".join(parts)
+        return data, len(data)
     finally:
         os.close(file)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -15,9 +14,7 @@ from prefeed.sources.protocol import Source
 from prefeed.sources.store_access import StoreAccess, access_as_made
 from prefeed.sources.urls import canonical_url, is_of_store, open_source, unveiled, unwrapped
 from prefeed.types import (
-    EPOCHS_KEPT,
     ClearResult,
-    EpochWait,
     ListingProgress,
     ObjectInfo,
     PlanInfo,
@@ -28,18 +25,6 @@ from prefeed.types import (
     WarmResult,
 )
 from prefeed.wire import messages as m
-
-_untold: deque[EpochWait] = deque(maxlen=EPOCHS_KEPT)
-
-
-def keep_untold(epoch: EpochWait) -> None:
-    """Keep what a loader without a server reports of an epoch: of this process's, the last ones."""
-    _untold.append(epoch)
-
-
-def untold_epochs() -> tuple[EpochWait, ...]:
-    """Return the epochs of this process's loaders that no server was told of, the oldest first."""
-    return tuple(_untold)
 
 
 class NodeClient:

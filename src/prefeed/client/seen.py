@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -53,13 +54,19 @@ class SeenFiles:
         data[at + _RECORD.size : at + _RECORD.size + len(names)] = names
         _USED.pack_into(data, start, used + _RECORD.size + len(names))
 
-    def files(self) -> dict[int, tuple[str, ...]]:
-        """Return the files of all samples seen, the last ones of each; a record that is not whole yet ends its row."""
+    def files(self, *, most: int = sys.maxsize) -> dict[int, tuple[str, ...]]:
+        """Return the files of samples seen, the last ones of each; a record that is not whole yet ends its row.
+
+        Args:
+            most: Records of each row that are looked at; the default is all.
+        """
         data, found = self._view, {}
         for start in range(0, len(data), ROW_BYTES):
             (used,) = _USED.unpack_from(data, start)
             at, end = start + _USED.size, start + _USED.size + min(used, ROW_BYTES - _USED.size)
-            while at + _RECORD.size <= end:
+            for _ in range(most):
+                if at + _RECORD.size > end:
+                    break
                 sample, length, checksum = _RECORD.unpack_from(data, at)
                 at += _RECORD.size
                 names = bytes(data[at : at + length]) if 0 < length <= end - at else b""

@@ -12,6 +12,7 @@ every time-out and every crash is a plain unit test. Only the server carries out
 ``shares``     one budget divided between objects and stage caches
 ``table``      state and size of every object of a listing
 ``in_place``   whether samples are read in place, and what their reads show of storage
+``origins``    sums over what loaders report of how they read, by origin
 ``checks``     which files to check for changes, ahead of their reader
 ``requests``   how many requests may be in flight, and when a failed one is retried
 ``policy``     the best hit ratio that a policy can reach

@@ -253,6 +253,7 @@ class Opening:
         names_files: The dataset names its files; else they are those that its samples open below the roots.
         is_of_prefeed: It is one of prefeed's own, which knows its objects.
         has_cache: Its samples come from the cache of a stage, or what they are made of is below one.
+        some_paths: The first and the last of the files that it names.
     """
 
     open_on: OpenAccess
@@ -261,6 +262,7 @@ class Opening:
     names_files: bool = False
     is_of_prefeed: bool = False
     has_cache: bool = False
+    some_paths: tuple[str, ...] = ()
 
     def __call__(self, node: NodeClient) -> AccessMap:
         """Return the access map on this node."""
@@ -349,7 +351,7 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:
         _require_slow(declared, name, config, explicit=explicit)
         return Opening(
             open_on=lambda node: _listed(node, declared, config), starts=declared.starts, indices=declared.indices,
-            names_files=True,
+            names_files=True, some_paths=(*declared.paths[:1], *declared.paths[-1:]),
         )  # fmt: skip
     if absent and len(absent) == len(config.roots or ()):
         raise FilesUnknownError(_roots_absent(absent))

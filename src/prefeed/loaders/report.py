@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from weakref import ref
 
 from prefeed.client.consumer import Consumer
-from prefeed.client.node import keep_untold
-from prefeed.types import EpochWait, ReadCounts
+from prefeed.client.untold import keep_untold
+from prefeed.config import Config
+from prefeed.types import EpochWait, OriginReads, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
@@ -236,11 +238,23 @@ class Reported:
         return None if self._consumer is None else self._consumer.read_counts()
 
     def publish(self, epoch: EpochWait) -> None:
-        """Tell the node how long an epoch's loop waited, or keep it here without a server."""
+        """Tell the node how an epoch went, or keep it here without a server."""
+        epoch = replace(epoch, reads=self.reads_of_epoch())
         if self._consumer is not None and self._consumer.is_connected:
             self._consumer.epoch_ended(epoch)
         else:
-            keep_untold(epoch)
+            keep_untold(epoch, self.config_in_place())
+
+    def reads_of_epoch(self) -> OriginReads | None:
+        """Return how the samples of the epoch were read; None without a server."""
+        consumer = self._consumer
+        if consumer is None:
+            return None
+        return OriginReads(origin=consumer.origin, in_place=False, question_seconds=consumer.question_seconds)
+
+    def config_in_place(self) -> Config | None:
+        """Return the settings of a loader whose epoch was read in place; None: there is a plan, or none was wanted."""
+        return None
 
     @property
     def counts(self) -> Counts:

@@ -106,6 +106,11 @@ def _plans(seen: Seen, name: str) -> Numbers:
     return {(str(number), label(plan.dataset)): getattr(plan, name) for number, plan in seen.plans}
 
 
+def _origins(seen: Seen, name: str) -> Numbers:
+    found = {(label(of.origin),): getattr(of, name) for of in seen.statistics.origins}
+    return {labels: float(number) for labels, number in found.items() if number is not None}
+
+
 def _epochs(seen: Seen, number: Callable[[EpochTotals], float]) -> Numbers:
     return {(label(of.loader), "" if of.rank is None else str(of.rank)): number(of) for of in seen.epochs}
 
@@ -189,6 +194,18 @@ METRICS: Final = (
         lambda s: _epochs(s, lambda of: of.seconds)),
     Metric("prefeed_epoch_waited_seconds_total", "counter", ("loader", "rank"), "Part of that time in which the training loop waited for data.",
         lambda s: _epochs(s, lambda of: of.waited_seconds)),
+    Metric("prefeed_origin_read_in_place", "gauge", ("origin",), "1 if the last epoch over this origin was read in place, past the cache; 0 if it was read through the cache.",
+        lambda s: _origins(s, "in_place")),
+    Metric("prefeed_origin_open_wait_seconds", "gauge", ("origin",), "How long storage let an open wait, the mean of the reads that a loader measured in its last epoch. Files are read in place while most of these wait at most 0.00025.",
+        lambda s: _origins(s, "open_seconds")),
+    Metric("prefeed_origin_question_seconds", "gauge", ("origin",), "How long a loader waited for the answer to a question that needs no object, the shortest.",
+        lambda s: _origins(s, "question_seconds")),
+    Metric("prefeed_in_place_samples_total", "counter", ("origin",), "Samples that were read in place, in epochs that have ended.",
+        lambda s: _origins(s, "samples")),
+    Metric("prefeed_in_place_files_total", "counter", ("origin",), "Files that these opened, estimated from some of them.",
+        lambda s: _origins(s, "files")),
+    Metric("prefeed_in_place_bytes_total", "counter", ("origin",), "Size of these files, estimated from some of them.",
+        lambda s: _origins(s, "bytes")),
     Metric("prefeed_last_epoch_number", "gauge", ("loader", "rank"), "Number of the last epoch, from 1.",
         lambda s: _epochs(s, lambda of: of.last.epoch)),
     Metric("prefeed_last_epoch_seconds", "gauge", ("loader", "rank"), "How long the last epoch took.",

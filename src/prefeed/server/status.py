@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.config import Config
+from prefeed.core.origins import add
 from prefeed.core.plan import Plan
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Loop
 from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
-from prefeed.sources.urls import without_credentials
+from prefeed.sources.urls import root_of, without_credentials
 from prefeed.system.clock import Clock
-from prefeed.types import EPOCHS_KEPT, EpochWait, PlanInfo, ReadCounts, ServerStatus, Statistics
+from prefeed.types import EPOCHS_KEPT, EpochWait, OriginReads, PlanInfo, ReadCounts, ServerStatus, Statistics
 
 MOST_LOADERS: Final = 64
 """Loaders and ranks with sums of their own; the epochs of any more are summed together."""
@@ -57,6 +58,7 @@ class Epochs:
         self._last: deque[EpochWait] = deque(maxlen=EPOCHS_KEPT)
         self._of_consumers: dict[int, EpochWait] = {}
         self._totals: dict[tuple[str, int | None], EpochTotals] = {}
+        self._origins: dict[str, OriginReads] = {}
 
     def add(self, epoch: EpochWait, consumers: Iterable[int]) -> None:
         """An epoch is over, of a loader with these consumers."""
@@ -70,11 +72,18 @@ class Epochs:
         totals.epochs += 1
         totals.seconds += epoch.seconds
         totals.waited_seconds += epoch.waited_seconds
+        if epoch.reads is not None:
+            add(self._origins, epoch.reads)
 
     @property
     def last(self) -> tuple[EpochWait, ...]:
         """The last epochs, in the order in which they ended."""
         return tuple(self._last)
+
+    @property
+    def origins(self) -> tuple[OriginReads, ...]:
+        """How samples were read, by origin, of all epochs together."""
+        return tuple(self._origins.values())
 
     def last_of(self, consumer: int) -> EpochWait | None:
         """Return the last epoch of a consumer's loader; None before the first has ended."""
@@ -180,7 +189,13 @@ class Observer:
         """Return what it has counted since it started."""
         found, caches = self._node.statistics(), self._sessions.counts
         failed = {"stage-audit-failed": caches.audits_failed} if caches.audits_failed else {}
-        return replace(found, errors={**found.errors, **failed}, sessions=caches, epochs=self.epochs.last)
+        return replace(
+            found,
+            errors={**found.errors, **failed},
+            sessions=caches,
+            epochs=self.epochs.last,
+            origins=self.epochs.origins,
+        )
 
     def plans(self) -> tuple[PlanInfo, ...]:
         """Return how far every consumer has come."""
@@ -214,8 +229,6 @@ def _info(node: Node, epochs: Epochs, plan: Plan, *, has_next: bool) -> PlanInfo
 
 
 def _root(dataset: Dataset) -> str:
-    """Return where its objects lie: a URL, or the directory above the first and the last file of a catalogue."""
+    """Return where its objects lie."""
     catalogue = dataset.catalogue
-    if catalogue is None or not catalogue.num_objects:
-        return without_credentials(dataset.source.url)
-    return os.path.commonpath([os.path.dirname(catalogue.path(at)) for at in (0, catalogue.num_objects - 1)])
+    return without_credentials(dataset.source.url) if catalogue is None else root_of(catalogue)

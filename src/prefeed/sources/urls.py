@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import ConfigError, UnknownSchemeError
 from prefeed.sources.blocks import BlockSource
+from prefeed.sources.listing import Listing
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import BrowsableSource, Source
@@ -136,6 +137,13 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
 def without_credentials(url: str) -> str:
     """Return the URL without user, password, query and fragment, for messages."""
     return re.sub(r"(://)[^/@?#]*@", r"\1", re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def root_of(listing: Listing) -> str:
+    """Return where the objects of a listing lie: a URL, or the directory above the first and the last file of a catalogue."""
+    if not listing.grows or not listing.num_objects:
+        return without_credentials(listing.url)
+    return os.path.commonpath([os.path.dirname(listing.path(at)) for at in (0, listing.num_objects - 1)])
 
 
 _SECRET: Final = re.compile(r"://(prefeed-[0-9a-f]{16})@")

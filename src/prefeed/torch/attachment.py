@@ -39,6 +39,7 @@ from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
 from prefeed.torch.serving import Served, Staged
+from prefeed.types import OriginReads
 
 _log = logging.getLogger("prefeed")
 
@@ -205,6 +206,17 @@ class Attachment(Reported):
         if isinstance(served, Served) and served is self.served:
             shown_as(loader).serve(view, served)
         return view
+
+    def reads_of_epoch(self) -> OriginReads | None:
+        """Return how the samples of the epoch were read; None where that is not known."""
+        place, consumer = self._place, self._consumer
+        if place is None:
+            return super().reads_of_epoch()
+        return place.reads(question_seconds=None if consumer is None else consumer.question_seconds)
+
+    def config_in_place(self) -> Config | None:
+        """Return the settings of the node whose server may hear that the epoch was read in place; None: it was not."""
+        return None if self._place is None or self._place.is_joined else self._place.config
 
     def epoch_begins(self, loader: TorchDataLoader[Any], *, num_seen: int = 0) -> None:
         """An iterator is about to be made; ``turn`` is its number from now on.
@@ -436,7 +448,7 @@ class Attachment(Reported):
         program.add(program.key_of(program.WHY, self._name, self._said or why), 1)
         if why != self._place_said:
             self._place_said = why
-            _log.info("prefeed: %s: %s", self._name, why)
+            place.say(self._name, why)
 
     def _place_ended(self, place: Place) -> None:
         place.epoch_ended()

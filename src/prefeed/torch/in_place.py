@@ -12,7 +12,7 @@ import operator
 import os
 import pickle
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -27,10 +27,11 @@ from prefeed.client.launch import is_listening
 from prefeed.client.node import NodeClient
 from prefeed.client.seen import ROW_BYTES, SeenFiles
 from prefeed.config import Config
-from prefeed.core.in_place import Course, PlacePolicy, Storage, is_short
+from prefeed.core.in_place import MOST_MEASURED, Course, PlacePolicy, Storage, is_short
 from prefeed.interception import answers_everywhere, in_sample, original_open, reads_from
 from prefeed.loaders.access import Opening, columns_of
 from prefeed.loaders.guesses import Column, Guess
+from prefeed.loaders.kinds import length_of
 from prefeed.sources.mounts import Roots
 from prefeed.tally import program
 from prefeed.tally.estimate import Estimate
@@ -45,6 +46,7 @@ from prefeed.torch.serving import (
     samples_of,
     shared_tensor,
 )
+from prefeed.types import OriginReads
 
 _log = logging.getLogger("prefeed")
 
@@ -53,8 +55,12 @@ SHORT = (
     "its samples are read in place: the epoch is over before the cache could help; the next one may be read through it"
 )
 NOT_READY = "its samples are read in place: the node server was not ready before the epoch ended"
+SLOW = "storage is slow"
 NO_FILES = "its samples are read in place: they opened no file below the roots that was measured"
 
+
+_said: set[tuple[str, str]] = set()
+"""Origins and reasons of which the log says that they are read in place."""
 
 _AT_ONCE = 16
 """Samples that are made without a look, once storage is known to be quick."""
@@ -111,8 +117,12 @@ class InPlace(Staged):
         served = self._joined()
         if served is not None:
             return served[index]
-        with self._uncached(), self._measured():
-            return self.inner[index]
+        meter = self._reads
+        is_watched = meter.batch_begins()
+        with self._uncached(), reads_from(meter) if is_watched else _NOTHING:
+            sample = self.inner[index]
+        meter.made(1, num_watched=is_watched)
+        return sample
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them."""
@@ -122,10 +132,10 @@ class InPlace(Staged):
         with self._uncached():
             batch = own_batch_method(self.inner, indices)
             if batch is not None:
-                with self._measured():
+                with self._measured(length_of(indices) or 0):
                     return batch(indices)
             if is_stacked(self.inner) or not can_be_read_again(indices):
-                with self._measured():
+                with self._measured(length_of(indices) or 0):
                     return samples_of(self.inner, rows_of(indices)[0], lambda _: _NOTHING)
             try:
                 return self._one_by_one(iter(indices))
@@ -144,7 +154,10 @@ class InPlace(Staged):
                         self._saw(index, meter.opened)
                     if words[NOTE_IN_FORCE] or not meter.goes_on():
                         break
-        for index in self._until_joined(indices, samples):
+        num_watched = len(samples)
+        left = self._until_joined(indices, samples)
+        meter.made(len(samples), num_watched=num_watched)
+        for index in left:
             served = self._joined()
             if served is not None:
                 with served.sample(index):
@@ -184,8 +197,14 @@ class InPlace(Staged):
             return reads_from(None)
         return in_sample() if program.is_counting() else _NOTHING
 
-    def _measured(self) -> AbstractContextManager[None]:
-        return reads_from(self._reads) if self._reads.batch_begins() else _NOTHING
+    @contextmanager
+    def _measured(self, num_samples: int) -> Iterator[None]:
+        """Inside it, samples are made; the first files that they open are measured, if it is time for that."""
+        meter = self._reads
+        is_watched = meter.batch_begins()
+        with reads_from(meter) if is_watched else _NOTHING:
+            yield
+        meter.made(num_samples, num_watched=num_samples if is_watched else 0)
 
     @property
     def _reads(self) -> ReadMeter:
@@ -261,6 +280,7 @@ class Place:
         self._is_told = True  # how the epoch before went
         self._has_stayed = False  # in place, though its storage was slow
         self._num_workers: int = loader.num_workers
+        self._origin = ""
 
     @property
     def state(self) -> PlaceState:
@@ -316,6 +336,43 @@ class Place:
         if not self._measures or self.state.storage() is Storage.SLOW:
             return NOT_READY
         return QUICK if self.state.num_measured() else NO_FILES
+
+    def reads(self, *, question_seconds: float | None) -> OriginReads:
+        """Return how the samples of this epoch were read so far.
+
+        Args:
+            question_seconds: How long the server let a question wait; None: it was asked none.
+        """
+        waited_seconds, num_reads = self.state.waited()
+        num_samples, num_files, num_bytes = self.state.in_place()
+        is_slow = self._measures and self.state.storage() is Storage.SLOW
+        return OriginReads(
+            origin=self._place_of_files(),
+            in_place=not self.is_joined,
+            why=(SLOW if is_slow else "") if self.is_joined else self.why_in_place().partition(": ")[2],
+            open_seconds=waited_seconds / num_reads if num_reads else None,
+            question_seconds=question_seconds,
+            samples=num_samples,
+            files=num_files,
+            bytes=num_bytes,
+        )
+
+    def say(self, name: str, why: str) -> None:
+        """Log that a loader reads in place; of an origin it is said once per process."""
+        said = self._place_of_files(), why
+        if said not in _said:
+            _said.add(said)
+            _log.info("prefeed: %s: %s", name, why)
+
+    def _place_of_files(self) -> str:
+        """Return the directory above the files of the dataset, as far as it is known; it stays the same."""
+        if not self._origin:
+            seen = self.dataset.seen
+            paths = self.opening.some_paths if seen is None else sum(seen.files(most=MOST_MEASURED).values(), ())
+            if not paths:
+                return Roots.of(self.config).describe()
+            self._origin = os.path.commonpath([os.path.dirname(path) for path in paths])
+        return self._origin
 
     def should_join(self) -> bool:
         """Return whether storage has slowed down, and no joining is under way; asked with each batch."""

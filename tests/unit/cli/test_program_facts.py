@@ -119,6 +119,12 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         {},
         ["no loaders served, 2 not: A: one / two; B: the reason is not known"],
     ),
+    "a reason of several": (
+        USED | loader("A", refused=1) | loader("B", refused=1) | loader("C", refused=1)
+        | why("A", "its files are quick") | why("B", "other") | why("C", "its files are quick"),
+        {},
+        ["no loaders served, 3 not: A, C: their files are quick; B: other"],
+    ),
     "let go": (
         USED | loader("A", served=1, let_go=1, refused=2, seconds=1) | why("A", "its samples open no files"),
         {},

@@ -6,7 +6,7 @@ import pytest
 
 from fake_backend import STATISTICS, STATUS, WARM
 from prefeed.cli import render
-from prefeed.types import ClearResult, EpochWait, SessionCounts, Statistics
+from prefeed.types import ClearResult, EpochWait, OriginReads, SessionCounts, Statistics
 
 
 @pytest.mark.parametrize(
@@ -152,3 +152,26 @@ def test_last_epoch_of_each_rank_is_shown() -> None:
         "2 of Photos (rank 0): 12.5 % of 8.0 s spent waiting for data",
         "1 of Photos (rank 1): 25.0 % of 8.0 s spent waiting for data",
     ]
+
+
+def test_how_an_origin_is_read_has_a_row() -> None:
+    quick = OriginReads(
+        origin="/data", in_place=True, why="storage is quick", open_seconds=4e-7, question_seconds=2.5e-4, samples=1000, files=2000,
+        bytes=3 * 1024**2,
+    )  # fmt: skip
+    slow = OriginReads(origin="/mnt", in_place=False, why="storage is slow", open_seconds=0.005, samples=1, files=1)
+    statistics = replace(STATISTICS, origins=(quick, slow, OriginReads(origin="s3://bucket/a", in_place=False)))
+    assert [value for name, value in render.statistics_rows(statistics)[1] if name == "reads"] == [
+        (
+            "/data: in place, storage is quick (an open waits 0.4 µs, a question waits 0.25 ms); in place so far: 1,000 samples, "
+            "about 2,000 files, 3.0 MiB"
+        ),
+        "/mnt: through the cache, storage is slow (an open waits 5.00 ms); in place so far: 1 sample, about 1 file",
+        "s3://bucket/a: through the cache",
+    ]
+    found = render.statistics_object(statistics)["origins"]
+    assert isinstance(found, tuple)
+    assert found[0] == {
+        "origin": "/data", "in_place": True, "why": "storage is quick", "open_seconds": 4e-7, "question_seconds": 2.5e-4,
+        "samples": 1000, "files": 2000, "bytes": 3 * 1024**2,
+    }  # fmt: skip

@@ -235,3 +235,41 @@ def test_large_files_are_opened_twice_only_so_often(state: PlaceState, tmp_path:
         meter.batch_begins()
         assert meter.read_file(str(tmp_path / "large")) is None
     assert state.num_measured() == MOST_MEASURED
+
+
+def test_what_was_made_in_place_is_counted_and_reckoned(state: PlaceState, tmp_path: Path) -> None:
+    """Four of a hundred samples were watched: they opened two files each, of which some were measured."""
+    for number in range(8):
+        (tmp_path / f"{number}").write_bytes(bytes(100))
+    meter = ReadMeter(state, Roots((), named=(str(tmp_path),)), row=0)
+    assert state.in_place() == (0, 0, 0)
+    meter.batch_begins()
+    for number in range(8):
+        assert meter.read_file(str(tmp_path / f"{number}")) is not None
+    assert not meter.may_have("/elsewhere/file")
+    meter.made(100, num_watched=4)
+    assert state.in_place() == (100, 200, 20_000)
+    ReadMeter(state, None, row=7).made(50)
+    assert state.in_place() == (150, 300, 30_000)
+    state.epoch_begins(in_place=True)
+    assert state.in_place() == (0, 0, 0)
+
+
+def test_files_of_watched_samples_that_are_not_measured_count_as_well(state: PlaceState, file: str) -> None:
+    meter = ReadMeter(state, None, row=0)
+    meter.batch_begins()
+    while meter.read_file(file) is not None:
+        pass
+    assert not meter.may_have(file)
+    assert state.num_measured() == MOST_MEASURED
+    meter.made(1, num_watched=1)
+    assert state.in_place() == (1, MOST_MEASURED + 2, 8 * (MOST_MEASURED + 2))
+
+
+def test_of_a_large_file_its_size_counts(state: PlaceState, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    meter = ReadMeter(state, None, row=0)
+    meter.batch_begins()
+    assert meter.read_file(str(tmp_path / "large")) is None
+    meter.made(2, num_watched=1)
+    assert state.in_place() == (2, 2, 6 << 20)

@@ -43,6 +43,13 @@ def test_each_row_tells_of_its_samples(seen: SeenFiles, memory: Memory) -> None:
     }  # fmt: skip
 
 
+def test_the_first_ones_of_each_row(seen: SeenFiles) -> None:
+    for sample in range(3):
+        seen.add(0, sample, [f"/a/{sample}"])
+        seen.add(1, 10 + sample, [f"/b/{sample}"])
+    assert seen.files(most=2).keys() == {0, 1, 10, 11}
+
+
 @pytest.mark.parametrize("row", [-1, 2, 63])
 def test_a_worker_without_a_row_tells_nothing(seen: SeenFiles, row: int) -> None:
     seen.add(row, 3, ["/d/3"])

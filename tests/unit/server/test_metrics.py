@@ -55,6 +55,13 @@ def test_every_metric_has_a_number_and_every_number_its_labels() -> None:
         (("prefeed_epoch_waited_seconds_total", "Files", "1"), 10),
         (("prefeed_last_epoch_waited_seconds", "Files", "1"), 2),
         (("prefeed_last_epoch_number", "Files", "1"), 4),
+        (("prefeed_origin_read_in_place", "/mnt/a"), 1),
+        (("prefeed_origin_read_in_place", "/mnt/b"), 0),
+        (("prefeed_origin_open_wait_seconds", "/mnt/a"), 0.25),
+        (("prefeed_origin_question_seconds", "/mnt/a"), 0.5),
+        (("prefeed_in_place_samples_total", "/mnt/a"), 41),
+        (("prefeed_in_place_files_total", "/mnt/a"), 42),
+        (("prefeed_in_place_bytes_total", "/mnt/a"), 43),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, tuple) else str(value),
 )
@@ -68,6 +75,7 @@ def test_what_a_node_has_not_has_no_series() -> None:
     assert not {name for name in names if name.startswith(("prefeed_pool", "prefeed_plan_", "prefeed_epoch"))}
     assert not names & {"prefeed_best_hit_ratio", "prefeed_origin_requests_limit", "prefeed_tier_reads_total"}
     assert "prefeed_reads_total" in names
+    assert ("prefeed_origin_open_wait_seconds", "/mnt/b") not in numbers_of(FULL)  # none was measured
 
 
 def plans(*consumers: int) -> list[PlanInfo]:

@@ -420,3 +420,52 @@ def test_a_child_that_was_forked_after_joining_leaves_the_parents_memory_alone(r
     attachment.epoch_begins(loader)
     assert place.is_joined
     assert place.state.epoch == 0
+
+
+def test_how_an_epoch_was_read(root: Path) -> None:
+    one = place(root)
+    one.epoch_begins(in_place=True)
+    assert one.reads(question_seconds=None).origin == str(root)  # no file is known: the roots
+    one.dataset.__getitems__(list(range(40)))
+    one.dataset[3]
+    quick = one.reads(question_seconds=0.5)
+    assert (quick.origin, quick.in_place, quick.question_seconds) == (str(root), True, 0.5)
+    assert quick.why == "storage answers faster than the cache"
+    assert quick.open_seconds is not None
+    assert (quick.samples, quick.files) == (41, 41)
+    assert 41 <= quick.bytes <= 2 * 41
+    for _ in range(MOST_MEASURED):
+        one.state.measured(0, is_slow=True)
+    one.state.join(one.state.put_note(b"note"))
+    slow = one.reads(question_seconds=None)
+    assert (slow.in_place, slow.why, slow.samples) == (False, "storage is slow", 41)
+
+
+def test_the_origin_of_files_that_are_named(root: Path) -> None:
+    (root / "a").mkdir()
+    named = Place(
+        one_loader(root), opening(names_files=True, some_paths=(f"{root}/a/1", f"{root}/b/2")), place(root).config
+    )
+    named.epoch_begins(in_place=True)
+    assert named.reads(question_seconds=None).origin == str(root)
+
+
+@pytest.mark.parametrize("cls", [Files, InBatches])
+def test_samples_of_batches_are_counted(root: Path, cls: type[Files]) -> None:
+    made = stand_in(cls(root, 40))
+    for _ in range(3):
+        made.__getitems__(list(range(40)))
+    assert made.state.in_place()[:2] == (120, 120)
+
+
+def test_an_origin_that_is_read_in_place_is_said_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="prefeed"):
+        for name in ("train", "val"):
+            one = place(root)
+            one.dataset.__getitems__([1, 2])
+            one.say(name, QUICK)
+            one.say(name, NOT_READY)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"prefeed: train: {QUICK}",
+        f"prefeed: train: {NOT_READY}",
+    ]
