@@ -157,7 +157,9 @@ def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(sandbox.memory_dir))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sandbox.runtime_dir))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(sandbox.root / "config"))
-    monkeypatch.setattr("prefeed.client.untold._untold._epochs", deque())  # loaders of earlier tests that no server was told of
+    monkeypatch.setattr(
+        "prefeed.client.untold._untold._epochs", deque()
+    )  # loaders of earlier tests that no server was told of
     warm.pause(request.node.get_closest_marker("cold") is not None)
     num_processes = num_processes_started()
     with _nothing_leaks(request, sandbox):
