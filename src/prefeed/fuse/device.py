@@ -66,7 +66,7 @@ def mounted_at(point: str | os.PathLike[str]) -> Mounted | None:
     return found
 
 
-def mount_directly(point: str, *, subtype: str, shown: str, others: bool) -> int:
+def mount_directly(point: str, *, subtype: str, shown: str, others: bool, read_bytes: int = READ_BYTES) -> int:
     """Mount read-only as root, and return the device, by which the kernel asks.
 
     Args:
@@ -74,12 +74,13 @@ def mount_directly(point: str, *, subtype: str, shown: str, others: bool) -> int
         subtype: The type is ``fuse.<subtype>``.
         shown: What is mounted, for people.
         others: Other users may read it as well, as its modes allow.
+        read_bytes: Most bytes that the kernel asks for at once.
 
     Raises:
         OSError: The kernel refused.
     """
     device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    options = f"fd={device},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},max_read={READ_BYTES}"
+    options = f"fd={device},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},max_read={read_bytes}"
     options += ",allow_other,default_permissions" if others else ""
     flags = _READ_ONLY | _NO_SUID | _NO_DEVICES
     name, kind = os.fsencode(shown), f"fuse.{subtype}".encode()
@@ -100,7 +101,9 @@ class ProgramMount:
         link: Descriptor that keeps the mount; a forked child closes its own.
     """
 
-    def __init__(self, point: str, *, subtype: str, shown: str, others: bool = False) -> None:
+    def __init__(
+        self, point: str, *, subtype: str, shown: str, others: bool = False, read_bytes: int = READ_BYTES
+    ) -> None:
         """Mount read-only at an existing directory; arguments as for ``mount_directly``.
 
         Raises:
@@ -109,7 +112,7 @@ class ProgramMount:
         self._socket, theirs = socket.socketpair()
         self.link: int = self._socket.fileno()
         name = shown.replace("\\", "\\\\").replace(",", "\\,")
-        options = f"ro,nosuid,nodev,auto_unmount,fsname={name},subtype={subtype},max_read={READ_BYTES}"
+        options = f"ro,nosuid,nodev,auto_unmount,fsname={name},subtype={subtype},max_read={read_bytes}"
         options += ",allow_other,default_permissions" if others else ""
         with theirs:
             self._program = subprocess.Popen(

@@ -43,7 +43,8 @@ _LONG_FLAGS: Final = struct.Struct("<I")
 _INIT_ANSWER: Final = struct.Struct("<4I2H2I2H2I24x")
 _FILE_SYSTEM: Final = struct.Struct("<5Q4I24x")
 
-_READ_PAGES: Final = 256
+_PAGE_BYTES: Final = 4096
+_MOST_PAGES: Final = 256
 _BACKGROUND: Final = 1024
 _NS: Final = 1_000_000_000
 _WRITE_BYTES: Final = 4096
@@ -221,13 +222,16 @@ def parse_greeting(body: memoryview) -> Greeting:
     return Greeting(max_readahead, Feature(features))
 
 
-def greeting_answer(greeting: Greeting, wanted: Feature = PLAIN, *, stack_depth: int = 0) -> tuple[bytes, Feature]:
-    """Return the answer to the kernel's greeting, with reads of up to ``READ_BYTES``, and what is agreed on.
+def greeting_answer(
+    greeting: Greeting, wanted: Feature = PLAIN, *, stack_depth: int = 0, read_bytes: int = READ_BYTES
+) -> tuple[bytes, Feature]:
+    """Return the answer to the kernel's greeting, and what is agreed on.
 
     Args:
         greeting: What the kernel offers.
         wanted: What the server can do.
         stack_depth: How many file systems may lie below files that are passed through; 0: none are.
+        read_bytes: Most bytes that the kernel asks for at once, also into memory that does not begin with a page.
     """
     agreed = greeting.features & wanted
     flags, long_flags = int(agreed) & 0xFFFFFFFF, int(agreed) >> 32
@@ -235,7 +239,7 @@ def greeting_answer(greeting: Greeting, wanted: Feature = PLAIN, *, stack_depth:
     if long_flags:
         minor, flags = MINOR_OF_LONG_FLAGS, flags | _HAS_LONG_FLAGS
     answer = _INIT_ANSWER.pack(
-        MAJOR, minor, greeting.max_readahead, flags, _BACKGROUND, _BACKGROUND, _WRITE_BYTES, 1, _READ_PAGES, 0,
+        MAJOR, minor, greeting.max_readahead, flags, _BACKGROUND, _BACKGROUND, _WRITE_BYTES, 1, min(read_bytes // _PAGE_BYTES + 1, _MOST_PAGES), 0,
         long_flags, stack_depth if Feature.PASSTHROUGH in agreed else 0,
     )  # fmt: skip
     return answer, agreed

@@ -85,9 +85,13 @@ class Holder:
     def _mount(self) -> None:
         point, shown, others = self._request.point, self._request.url, self._request.others
         if os.geteuid() == 0:
-            self._device = mount_directly(point, subtype=SUBTYPE, shown=shown, others=others)
+            self._device = mount_directly(
+                point, subtype=SUBTYPE, shown=shown, others=others, read_bytes=self._request.read_bytes
+            )
         else:
-            self._program = ProgramMount(point, subtype=SUBTYPE, shown=shown, others=others)
+            self._program = ProgramMount(
+                point, subtype=SUBTYPE, shown=shown, others=others, read_bytes=self._request.read_bytes
+            )
             self._device = self._program.device
         self._mounted = mounted_at(point)
 
@@ -106,7 +110,9 @@ class Holder:
         """Answer the kernel's first request: what is agreed on holds for every daemon."""
         data = memoryview(os.read(self._device, wire.REQUEST_BYTES))
         request = wire.parse_request(data)
-        answer, features = wire.greeting_answer(wire.parse_greeting(request.body), WANTED, stack_depth=1)
+        answer, features = wire.greeting_answer(
+            wire.parse_greeting(request.body), WANTED, stack_depth=1, read_bytes=self._request.read_bytes
+        )
         os.write(
             self._device, wire.ANSWER_HEADER.pack(wire.ANSWER_HEADER.size + len(answer), 0, request.unique) + answer
         )

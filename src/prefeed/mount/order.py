@@ -11,9 +11,6 @@ from array import array
 from collections import OrderedDict
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 _AHEAD: Final = 512
 _NEAR: Final = 64
 """Workers of a program take turns, so that reads come in nearly their order."""
@@ -58,19 +55,18 @@ class ByName:
 class Noted:
     """The order of a pass that a process group has made."""
 
-    def __init__(self, ids: NDArray[np.int64], places: NDArray[np.int32]) -> None:
+    def __init__(self, ids: array[int], places: array[int]) -> None:
         """Keep the objects of a pass in their order, and where each object of the manifest is in it, or -1."""
         self._ids = ids
         self._places = places
 
     def place(self, object_id: int) -> int:
         """Return when it was read."""
-        return int(self._places[object_id])
+        return self._places[object_id]
 
     def after(self, place: int, number: int) -> list[int]:
         """Return what was read from then on."""
-        found: list[int] = self._ids[place : place + number].tolist()
-        return found
+        return self._ids[place : place + number].tolist()
 
 
 class Next(NamedTuple):
@@ -125,12 +121,16 @@ class _Following:
 
 
 class _Group:
-    """One process group: the pass that it makes, and the orders that it may follow."""
+    """One process group: the pass that it makes, the orders that it may follow, and the one that it follows.
+
+    The others are compared only while it does not follow that one.
+    """
 
     def __init__(self, orders: list[Order], num_objects: int) -> None:
         self.following = [_Following(order) for order in orders]
+        self.followed: _Following | None = None
         self.ids = array("q")
-        self.places = np.full(num_objects, -1, np.int32)
+        self.places = array("i", [-1]) * num_objects
 
 
 class Orders:
@@ -154,7 +154,7 @@ class Orders:
             if len(self._groups) > _MOST_GROUPS:
                 self._note(self._groups.popitem(last=False)[1])
         self._groups.move_to_end(group)
-        before = int(found.places[object_id])
+        before = found.places[object_id]
         if before >= 0:
             if len(found.ids) - before <= min(_AGAIN, max(_LEAST_NOTED, len(found.ids) // 2)):
                 return None
@@ -162,8 +162,13 @@ class Orders:
             found = self._groups[group] = self._new()
         found.places[object_id] = len(found.ids)
         found.ids.append(object_id)
-        in_order = [following for following in found.following if following.read(object_id)]
-        return in_order[0].ahead() if in_order else None
+        followed = found.followed
+        if followed is None or not followed.read(object_id):
+            others = [other for other in found.following if other is not followed and other.read(object_id)]
+            if not others:
+                return None
+            followed = found.followed = others[0]
+        return followed.ahead()
 
     def untold(self, group: int) -> None:
         """What was told last of a group has reached no server: it is told again."""
@@ -179,4 +184,4 @@ class Orders:
 
     def _note(self, group: _Group) -> None:
         if len(group.ids) >= _LEAST_NOTED:
-            self._noted = [*self._noted, Noted(np.array(group.ids, np.int64), group.places)][-_MOST_NOTED:]
+            self._noted = [*self._noted, Noted(group.ids, group.places)][-_MOST_NOTED:]

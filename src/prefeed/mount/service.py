@@ -18,6 +18,7 @@ from prefeed.fuse import wire
 from prefeed.fuse.wire import Attributes, Feature, FileSystem, OpenFlag, Operation, Request
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import Objects
+from prefeed.mount.request import SMALL_BYTES
 from prefeed.mount.tree import Directory, File, Link, Tree
 from prefeed.types import Buffer
 
@@ -33,9 +34,6 @@ WANTED: Final = (
     | Feature.PASSTHROUGH
     | Feature.RESEND
 )
-
-LARGE_BYTES: Final = wire.READ_BYTES
-"""Larger objects than this are kept in the kernel's cache, or read by the kernel itself."""
 
 _VALID_SECONDS: Final = 24 * 3600
 """A listing does not change: the kernel asks again only after it has forgotten."""
@@ -81,12 +79,11 @@ class Service:
         self._uid, self._gid = os.geteuid(), os.getegid()
         self._stamps = tree.manifest.stamps
         self._num_said = 0
-        self._operations: dict[int, Callable[[Request], Buffer]] = {
+        self._operations: dict[int, Callable[[Request], bytes]] = {
             Operation.LOOKUP: self._look_up,
             Operation.GETATTR: self._get_attributes,
             Operation.READLINK: self._read_link,
             Operation.OPEN: self._open,
-            Operation.READ: self._read,
             Operation.STATFS: self._file_system,
             Operation.RELEASE: self._release,
             Operation.OPENDIR: lambda request: _OPENED_DIRECTORY,
@@ -95,13 +92,17 @@ class Service:
             Operation.READDIRPLUS: lambda request: self._list(request, plus=True),
         }
 
-    def answer(self, request: Request) -> Buffer | int:
-        """Return the body of the answer, or the errno."""
-        operation = self._operations.get(request.operation)
-        if operation is None:
-            return errno.ENOSYS
+    def answer(self, request: Request, give: Callable[[Buffer], None]) -> int:
+        """Give the body of the answer, or return the errno; 0: it was given."""
         try:
-            return operation(request)
+            if request.operation == Operation.READ:
+                self._read(request, give)
+                return 0
+            operation = self._operations.get(request.operation)
+            if operation is None:
+                return errno.ENOSYS
+            give(operation(request))
+            return 0
         except PrefeedError as err:
             return self._failed(err)
         except OSError as err:
@@ -189,9 +190,9 @@ class Service:
             raise OSError(errno.EROFS, "read-only")
         object_id = self._object(request.node)
         size = self._objects.size(object_id)
-        if size is None or (size <= LARGE_BYTES and self._maps_direct_io):
+        if size is None or (size <= SMALL_BYTES and self._maps_direct_io):
             return _OPENED_SMALL
-        if size <= LARGE_BYTES:
+        if size <= SMALL_BYTES:
             return _OPENED_SMALL_CACHED
         number = self._files.opened(object_id)
         if number:
@@ -199,14 +200,15 @@ class Service:
         self._objects.large.opened(object_id)
         return _OPENED_CACHED
 
-    def _read(self, request: Request) -> Buffer:
+    def _read(self, request: Request, give: Callable[[Buffer], None]) -> None:
         place = wire.parse_place(request.body)
         object_id = self._object(request.node)
         if place.handle != _SMALL:
             data = self._files.read(object_id, place.offset, place.size_bytes)
             if data is not None:
-                return data
-        return self._objects.read(object_id, place.offset, place.size_bytes, task=request.task)
+                give(data)
+                return
+        self._objects.read(object_id, place.offset, place.size_bytes, give, task=request.task)
 
     def _release(self, request: Request) -> bytes:
         handle = wire.parse_handle(request.body)
@@ -218,10 +220,11 @@ class Service:
         return b""
 
     def _object(self, number: int) -> int:
-        node = self._tree.node(number)
-        if isinstance(node, File):
-            return node.object_id
-        raise OSError(errno.EISDIR if isinstance(node, Directory) else errno.ESTALE, "no file")
+        object_id = self._tree.object_id(number)
+        if object_id is None:
+            is_directory = isinstance(self._tree.node(number), Directory)
+            raise OSError(errno.EISDIR if is_directory else errno.ESTALE, "no file")
+        return object_id
 
     def _failed(self, err: PrefeedError) -> int:
         """Say the error, the first times, and return the number that stands for it."""

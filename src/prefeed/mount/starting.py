@@ -21,7 +21,7 @@ from prefeed.copying.copies import COMPLETE, DATA, PARTIAL, list_copies
 from prefeed.datasets.origin import Origin
 from prefeed.errors import MountError
 from prefeed.fuse.device import missing, mounted_at, unmount
-from prefeed.mount.request import KIND, MountRequest
+from prefeed.mount.request import KIND, MountRequest, read_bytes_for
 from prefeed.system.locks import flock_within
 from prefeed.wire.endpoint import make_runtime_dir
 
@@ -77,7 +77,7 @@ def start_mount(
     settings = origin.node_config or config
     request = MountRequest(
         url=origin.url, manifest=str(manifest.directory), point=where, links=targets, others=others,
-        copies=_copies(origin.url, settings),
+        copies=_copies(origin.url, settings), read_bytes=read_bytes_for(manifest.sizes),
     )  # fmt: skip
     taken = [name for name in targets if manifest.index_of(name) is not None or manifest.paths_below(name)]
     if taken:

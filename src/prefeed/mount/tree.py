@@ -110,11 +110,16 @@ class Tree:
             return self._root
         if number >> _DEPTH_BIT:
             return self._directories.get(number) or self._directory(number)
-        object_id = number - _FIRST_FILE
-        if object_id >= 0:
-            return File(object_id) if object_id < self.manifest.num_objects else None
+        if number >= _FIRST_FILE:
+            object_id = self.object_id(number)
+            return None if object_id is None else File(object_id)
         index = number - _FIRST_LINK
         return self.links[index] if 0 <= index < len(self.links) else None
+
+    def object_id(self, number: int) -> int | None:
+        """Return the object that the file with this number is; None for what is no file."""
+        object_id = number - _FIRST_FILE
+        return object_id if 0 <= object_id < self._root.objects.stop else None
 
     def look_up(self, directory: Directory, name: bytes) -> int:
         """Return the number of the node with this name; 0 when there is none."""
