@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple, TypeGuard
@@ -160,34 +160,22 @@ class ObjectReader:
             data, is_hit = self._came(answer, began), answer.was_held
         return self._counted(data, object_id, is_hit=is_hit)
 
-    def give_part(
-        self, object_id: int, start: int, size_bytes: int, take: Callable[[Buffer], None], *, object_bytes: int
-    ) -> bool:
-        """Have a part of an object taken from the tier without a copy; return False if the tier does not hold it.
+    def try_part(self, object_id: int, start: int, size_bytes: int, *, object_bytes: int) -> bytes | None:
+        """Return a part of an object that the tier holds, shorter at its end; None: the tier does not hold it.
 
-        The object counts as read when its last byte is.
-
-        Args:
-            object_id: The object.
-            start: First byte.
-            size_bytes: Number of bytes; the part ends with the object.
-            take: Is called with the bytes, which are valid until it returns; it never waits.
-            object_bytes: Size of the object.
+        The object, of ``object_bytes``, counts as read when its last byte is.
         """
         if self._pid != os.getpid():
             self._start_anew()
         at = object_id * ENTRY_KEY_BYTES
         with self._tier.batch() as batch:
-            num_bytes = batch.give(bytes(self._keys[at : at + ENTRY_KEY_BYTES]), start, size_bytes, take)
-        if num_bytes is None:
-            return False
-        if start + num_bytes >= object_bytes:
+            data = batch.read(bytes(self._keys[at : at + ENTRY_KEY_BYTES]), start, size_bytes)
+        if data is not None and start + len(data) >= object_bytes:
             self._consumed.append(object_id)
             self._hits += 1
-            self._hit_bytes += object_bytes
-            self._unreported_bytes += object_bytes
-            self._report_if_due()
-        return True
+            self._hit_bytes += object_bytes - len(data)  # its other parts were read before
+            self._counted(data, object_id, is_hit=True)
+        return data
 
     def find(self, key: bytes, path: str) -> Buffer | Lent | None:
         """Return the bytes that the tier has of a file under this key, which count as a hit; None when it has none."""

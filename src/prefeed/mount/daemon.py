@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,8 +38,8 @@ class Daemon:
     **Ownership.** ``run`` starts them and returns when all have ended, because the mount is gone.
     """
 
-    def __init__(self, device: int, answer: Callable[[Request, Callable[[Buffer], None]], int]) -> None:
-        """Answer what comes from a device; ``answer`` gives the body of an answer and returns 0, or an errno, in any thread."""
+    def __init__(self, device: int, answer: Callable[[Request], Buffer | int]) -> None:
+        """Answer what comes from a device; ``answer`` returns the body of an answer, or an errno, in any thread."""
         self._device = device
         self._answer = answer
         self._turn = threading.Semaphore(1)
@@ -102,25 +101,25 @@ class Daemon:
             return err.errno in _NOT_FOR_US
         request = wire.parse_request(view[:size])
         if request.operation not in wire.UNANSWERED:
-            failure = self._outcome(request)
-            if failure:
-                self._send(request.unique, b"", failure)
+            self._send(request.unique, self._outcome(request))
         return True
 
-    def _outcome(self, request: Request) -> int:
+    def _outcome(self, request: Request) -> Buffer | int:
         try:
-            return self._answer(request, partial(self._send, request.unique))
+            return self._answer(request)
         except Exception:  # noqa: BLE001 - the reader gets an error, and the others continue
             _log.exception("prefeed: request %d failed", request.operation)
             return errno.EIO
 
-    def _send(self, unique: int, body: Buffer, failure: int = 0) -> None:
-        head = wire.ANSWER_HEADER.pack(wire.ANSWER_HEADER.size + len(body), -failure, unique)
+    def _send(self, unique: int, outcome: Buffer | int) -> None:
+        if isinstance(outcome, int):
+            parts: list[Buffer] = [wire.ANSWER_HEADER.pack(wire.ANSWER_HEADER.size, -outcome, unique)]
+        else:
+            parts = [wire.ANSWER_HEADER.pack(wire.ANSWER_HEADER.size + len(outcome), 0, unique), outcome]
         try:
-            os.writev(self._device, (head, body))
+            os.writev(self._device, parts)
         except OSError as err:
-            # Interrupted or answered already; the mount is gone; the kernel has ended the request, for it could not read the bytes.
-            if err.errno not in (errno.ENOENT, errno.ENODEV, errno.EINVAL, errno.EFAULT):
+            if err.errno not in (errno.ENOENT, errno.ENODEV, errno.EINVAL):  # interrupted, or the mount is gone
                 raise
 
 

@@ -99,16 +99,13 @@ class Objects:
         size = self._sizes[object_id]
         return None if size == UNKNOWN_SIZE else size
 
-    def read(
-        self, object_id: int, offset: int, size_bytes: int, give: Callable[[Buffer], None], *, task: int = 0
-    ) -> None:
-        """Give a part of an object, shorter at its end.
+    def read(self, object_id: int, offset: int, size_bytes: int, *, task: int = 0) -> Buffer:
+        """Return a part of an object, shorter at its end.
 
         Args:
             object_id: The object.
             offset: First byte.
             size_bytes: Number of bytes.
-            give: Is called once with the bytes, which are valid until it returns.
             task: The thread that reads, by which its order is learned; 0: that is not known.
 
         Raises:
@@ -118,29 +115,28 @@ class Objects:
         size = self.size(object_id)
         if size is not None:
             if offset >= size:
-                give(b"")
-                return
+                return b""
             size_bytes = min(size_bytes, size - offset)
         dataset = self._dataset
         if dataset is None:
             self.waits()
-            give(self._from_origin(object_id, offset, size_bytes))
-            return
+            return self._from_origin(object_id, offset, size_bytes)
         reader = self._reader(dataset)
         try:
-            is_hit = size is not None and reader.give_part(object_id, offset, size_bytes, give, object_bytes=size)
+            data: Buffer | None = None
+            if size is not None:
+                data = reader.try_part(object_id, offset, size_bytes, object_bytes=size)
             is_large = size is not None and size > self._most_whole
             if task and not offset and not is_large:
-                self._ahead.read(task, object_id, is_hit=is_hit)
-            if is_hit:
-                return
-            data = self.large.read(object_id, offset, size_bytes, task=task) if is_large else None
-            if data is None:
-                self.waits()
-                data = self._missed(reader, object_id, offset, size_bytes)
+                self._ahead.read(task, object_id, is_hit=data is not None)
+            if data is None and is_large:
+                data = self.large.read(object_id, offset, size_bytes, task=task)
+            if data is not None:
+                return data
+            self.waits()
+            return self._missed(reader, object_id, offset, size_bytes)
         finally:
             self._idle.append(reader)
-        give(data)
 
     def close(self) -> None:
         """Report what was read, and let go of connections."""

@@ -79,11 +79,12 @@ class Service:
         self._uid, self._gid = os.geteuid(), os.getegid()
         self._stamps = tree.manifest.stamps
         self._num_said = 0
-        self._operations: dict[int, Callable[[Request], bytes]] = {
+        self._operations: dict[int, Callable[[Request], Buffer]] = {
             Operation.LOOKUP: self._look_up,
             Operation.GETATTR: self._get_attributes,
             Operation.READLINK: self._read_link,
             Operation.OPEN: self._open,
+            Operation.READ: self._read,
             Operation.STATFS: self._file_system,
             Operation.RELEASE: self._release,
             Operation.OPENDIR: lambda request: _OPENED_DIRECTORY,
@@ -92,17 +93,13 @@ class Service:
             Operation.READDIRPLUS: lambda request: self._list(request, plus=True),
         }
 
-    def answer(self, request: Request, give: Callable[[Buffer], None]) -> int:
-        """Give the body of the answer, or return the errno; 0: it was given."""
+    def answer(self, request: Request) -> Buffer | int:
+        """Return the body of the answer, or the errno."""
+        operation = self._operations.get(request.operation)
+        if operation is None:
+            return errno.ENOSYS
         try:
-            if request.operation == Operation.READ:
-                self._read(request, give)
-                return 0
-            operation = self._operations.get(request.operation)
-            if operation is None:
-                return errno.ENOSYS
-            give(operation(request))
-            return 0
+            return operation(request)
         except PrefeedError as err:
             return self._failed(err)
         except OSError as err:
@@ -200,15 +197,14 @@ class Service:
         self._objects.large.opened(object_id)
         return _OPENED_CACHED
 
-    def _read(self, request: Request, give: Callable[[Buffer], None]) -> None:
+    def _read(self, request: Request) -> Buffer:
         place = wire.parse_place(request.body)
         object_id = self._object(request.node)
         if place.handle != _SMALL:
             data = self._files.read(object_id, place.offset, place.size_bytes)
             if data is not None:
-                give(data)
-                return
-        self._objects.read(object_id, place.offset, place.size_bytes, give, task=request.task)
+                return data
+        return self._objects.read(object_id, place.offset, place.size_bytes, task=request.task)
 
     def _release(self, request: Request) -> bytes:
         handle = wire.parse_handle(request.body)

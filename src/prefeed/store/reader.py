@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lmdb
@@ -11,7 +11,7 @@ import lmdb
 from prefeed.store.batches import Batch, StoreReader, owned
 from prefeed.store.environment import DAMAGE, Identity, SharedEnvironment
 from prefeed.store.values import copy_split, size_of_split
-from prefeed.types import ENTRY_KEY_BYTES, Buffer
+from prefeed.types import ENTRY_KEY_BYTES
 
 
 class ReadBatch(Batch):
@@ -68,24 +68,6 @@ class ReadBatch(Batch):
         part = bytearray(size)
         copied = self.read_into(key, start, memoryview(part))
         return None if copied is None else bytes(memoryview(part)[:copied])
-
-    def give(self, key: bytes, start: int, size: int, take: Callable[[Buffer], None]) -> int | None:
-        """Have a part of a value taken from where it is, before this returns; return how many bytes, fewer at its end.
-
-        None: the tier does not hold it, and nothing was taken.
-        """
-        found = self._found(key)
-        if found is None:
-            return None
-        if not found[0]:
-            joined = self.read(key, start, size)
-            if joined is None:
-                return None
-            take(joined)
-            return len(joined)
-        with found[0][start : start + size] as part:
-            take(part)
-            return len(part)
 
     def _found(self, key: bytes) -> tuple[memoryview, Any] | None:
         """Return a value, empty if it was split, and the table that it is in."""
