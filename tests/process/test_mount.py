@@ -139,6 +139,19 @@ def test_each_file_is_opened_at_the_origin_once_however_it_is_read(source: Path,
         assert slow.opens_by_file() == {"a.bin": 1}
 
 
+def test_a_reader_with_much_room_gets_all_of_a_file_though_the_kernel_asks_for_little(
+    point: Path, tmp_path: Path
+) -> None:
+    files = {f"{number}.bin": SMALL for number in range(19)} | {"large": MIDDLE[: 7 * MIB // 8]}
+    with mounted(write_files(tmp_path / "source", files), point):
+        (mount,) = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {point} " in line]
+        assert f"max_read={128 * 1024}" in mount
+        for name, expected in files.items():
+            with (point / name).open("rb", buffering=0) as file:
+                assert file.read(MIB) == expected
+                assert file.read(MIB) == b""
+
+
 def test_many_readers_get_their_own_bytes(point: Path, tmp_path: Path) -> None:
     names = [f"{i:03d}" for i in range(200)]
     write_files(tmp_path / "many", {name: name.encode() * 1000 for name in names})

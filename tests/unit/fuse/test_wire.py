@@ -54,6 +54,12 @@ def test_flags_beyond_32_bits_are_offered_and_taken_only_if_both_know_them(minor
         assert (told_minor, flags, long_flags, depth) == (45, 1 | 1 << 30, 1 << 5 | 1 << 7, 1)
 
 
+@pytest.mark.parametrize(("read_bytes", "pages"), [(wire.READ_BYTES, 256), (128 * 1024, 33)])
+def test_a_request_has_pages_for_memory_that_begins_inside_one(read_bytes: int, pages: int) -> None:
+    answer, _ = wire.greeting_answer(Greeting(4096, wire.PLAIN), read_bytes=read_bytes)
+    assert struct.unpack_from("<H", answer, 28) == (pages,)
+
+
 def test_a_plain_greeting_wants_no_long_flags() -> None:
     answer, agreed = wire.greeting_answer(Greeting(4096, Feature(2**40 - 1)))
     assert agreed == wire.PLAIN

@@ -20,6 +20,11 @@ def shuffled(seed: int) -> list[int]:
     return ids
 
 
+def order_from(order: list[int], following: Next) -> list[int]:
+    start = order.index(following.ids[0])
+    return order[start : start + len(following.ids)]
+
+
 def all_ids(found: list[Next]) -> list[int]:
     return [object_id for following in found for object_id in following.ids]
 
@@ -74,6 +79,17 @@ def test_a_jump_begins_a_new_order_of_what_follows_it() -> None:
     found = told(orders, 1, list(range(100)) + list(range(1500, 1600)))
     assert [following.is_new for following in found if following.is_new] == [True, True]
     assert all_ids(found)[-1] > 1600
+
+
+def test_a_group_that_leaves_the_order_that_it_follows_is_found_in_another_one() -> None:
+    orders, order = Orders(NUM), shuffled(1)
+    told(orders, 1, order)
+    told(orders, 1, order[:1])
+    told(orders, 2, list(range(1000)))
+    found = told(orders, 2, [object_id for object_id in order if object_id >= 1000])
+    began = next(following for following in found if following.is_new and following.ids == order_from(order, following))
+    assert order.index(began.ids[0]) <= 100
+    assert all_ids(found)[-1] == order[-1]
 
 
 def test_files_that_are_read_in_several_goes_begin_no_pass() -> None:
