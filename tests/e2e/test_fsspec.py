@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import multiprocessing
 import os
+import resource
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -173,6 +175,25 @@ def test_ranges_that_cannot_be_read_stand_among_those_that_can(root: Path) -> No
     assert found[1].__traceback__ is None
     with pytest.raises(UnknownSchemeError):
         fs.cat_ranges(paths[2:], 0, 3, on_error="raise")
+
+
+def test_ranges_of_many_files_of_a_local_disk_hold_no_descriptors(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("local")
+    paths = [str(directory / f"{number}") for number in range(64)]
+    for path in paths:
+        Path(path).write_bytes(path.encode())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = set(map(int, os.listdir("/proc/self/fd")))
+    free = (number for number in itertools.count() if number not in used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 32, None)), limits[1]))
+    try:
+        found = fsspec.filesystem("prefeed").cat_ranges(paths, 0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert found == [path.encode() for path in paths]
 
 
 def test_as_an_outer_protocol(root: Path) -> None:

@@ -188,12 +188,17 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         if not len(paths) == len(starts) == len(ends):
             raise ValueError(f"{len(paths)} paths, {len(starts)} starts and {len(ends)} ends are no ranges")
         found: list[Any] = []
-        files: dict[str, Any] = {}
+        files: dict[str, BlockFile] = {}
         try:
             for path, start, end in zip(paths, starts, ends, strict=True):
                 try:
-                    file = files.get(path) or files.setdefault(path, self._open(path))
-                    found.append(_part(file, start, end))
+                    file = files.get(path) or self._open(path)
+                    if isinstance(file, BlockFile):
+                        files[path] = file
+                        found.append(_part(file, start, end))
+                    else:  # of a local disk: it has a descriptor
+                        with file:
+                            found.append(_part(file, start, end))
                 except Exception as err:  # fsspec's own: whatever it is, it stands in for these bytes alone
                     if on_error != "return":
                         raise
