@@ -214,6 +214,34 @@ def test_a_job_that_runs_is_not_taken_for_one_that_waits(cluster: Cluster) -> No
     assert phases(cluster) == {"a": "Succeeded", "b": "Pending"}
 
 
+def test_a_job_that_ends_after_its_set_was_deleted_says_how(cluster: Cluster) -> None:
+    cluster.add(node_mode())
+    operator = Operator(cluster)
+    operator.settle()
+    serve(cluster)
+    cluster.add(sample_job(type="sync", **REF))
+    operator.settle()
+    (name,) = active(cluster)
+    cluster.remove("SampleSet", "imagenet")
+    operator.settle()
+    assert said(cluster, "SampleJob", "warm")["Complete"][0] == "NoSampleSet"
+
+    end(cluster, name, message="copied: 3")
+    operator.settle()
+
+    assert phases(cluster) == {"warm": "Succeeded"}
+    assert said(cluster, "SampleJob", "warm")["Complete"] == ("Succeeded", "copied: 3")
+
+
+def test_pods_of_a_job_without_a_set_miss_no_cache(cluster: Cluster) -> None:
+    cluster.add(paddle_job("a", template()))
+
+    PaddleOperator(cluster).settle()
+
+    assert list(cluster.of("Pod")) == ["a-worker-0"]
+    assert [each["reason"] for each in cluster.of("Event").values()] == ["Found"]
+
+
 def test_a_deleted_set_goes_even_if_its_secrets_cannot_be_read(cluster: Cluster) -> None:
     cluster.add(sample_set(source=SOURCE, secretRef={"name": "keys"}))
     Operator(cluster).settle()

@@ -136,6 +136,9 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
     said = parse_job(_asked(document)).spec
     if not group.key.name:
         raise SpecError("spec.sampleSetRef is missing: in a cluster a job runs for a set; name one")
+    current = next((made for made in own if made["kind"] == "Job" and _is_current(made, document)), None)
+    if current is not None and (end := _end_of(current, group)) is not None:  # also if its set has gone meanwhile
+        return end
     found = group.document(SAMPLE_SET)
     if found is None or found["metadata"].get("deletionTimestamp"):
         return _waiting("NoSampleSet", f"there is no SampleSet {group.key.name} in {group.key.namespace}: create it")
@@ -162,13 +165,10 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
         return RUNNING, Condition(
             "Complete", FALSE, SCHEDULED, f"it runs at {said.schedule}; see the CronJob {name_of(document)}"
         )
-    return _in_queue(document, group, own)
+    return _in_queue(document, group, current)
 
 
-def _in_queue(document: Document, group: Group, own: Sequence[Document]) -> _State:
-    current = next((made for made in own if made["kind"] == "Job" and _is_current(made, document)), None)
-    if current is not None and (end := _end_of(current, group)) is not None:
-        return end
+def _in_queue(document: Document, group: Group, current: Document | None) -> _State:
     queue = _queue(group)
     place = [each["metadata"]["uid"] for each in queue].index(document["metadata"]["uid"])
     for later in queue[place + 1 :]:

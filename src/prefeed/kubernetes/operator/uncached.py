@@ -28,6 +28,8 @@ def uncached(group: Group) -> Iterator[Uncached]:
         group: Of the set that they ask for.
     """
     name, namespace = group.key.name, group.key.namespace
+    if not name:  # pods of a PaddleJob that names no set
+        return
     if group.document(SAMPLE_SET) is None:
         reason = "NoSampleSet"
         message = (
