@@ -119,7 +119,12 @@ class Client:
             status, text = await self._answer(method, path, query, body, content)
         if status >= _FIRST_ERROR:
             raise ClusterError(f"{method} {path}: {status}: {_message(text)}", status=status)
-        found: Document = json.loads(text)
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):  # of whoever stands before the API server
+            raise ClusterError(f"{method} {path}: the answer is no object: {text[:200]!r}", status=0)
         return found
 
     async def _answer(
@@ -135,7 +140,7 @@ class Client:
             async with self._session.request(
                 method, url, params=query, data=body, headers=headers, ssl=self._encryption
             ) as answer:
-                return answer.status, await answer.text()
+                return answer.status, await answer.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as err:
             raise ClusterError(f"{method} {path}: the API server does not answer: {err}", status=0) from err
 
