@@ -104,6 +104,10 @@ class PlaceState:
         """Read this epoch in place to its end: nothing is measured any more, and what samples open is only noted."""
         self.words[_STAYS] = self.words[_EPOCH]
 
+    def stay_no_more(self) -> None:
+        """Reads are measured again; those before, which were slow, count."""
+        self.words[_STAYS] = 0
+
     def measured(self, row: int, *, is_slow: bool, waited_ns: int = 0, size_bytes: int = 0) -> None:
         """Add a read to the row of this process."""
         words, at = self.words, self._row(row)

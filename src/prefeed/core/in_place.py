@@ -18,6 +18,7 @@ MOST_MEASURED: Final = 16
 SHORT_SECONDS: Final = 10.0
 """An epoch that is over sooner gains nothing from a server that has to start, and then to ask for each file what it is."""
 
+_MOST_TIMES: Final = 2
 _LEAST_MEASURED: Final = 4
 _LONGEST_PAUSE: Final = 32
 
@@ -52,6 +53,11 @@ def is_short(*, waited_seconds: float, num_reads: int, num_samples: int, num_wor
         num_workers: That read side by side; 0: the loop itself.
     """
     return num_reads > 0 and waited_seconds / num_reads * num_samples / max(1, num_workers) < SHORT_SECONDS
+
+
+def was_short(*, waited_seconds: float) -> bool:
+    """Return False of an epoch that was taken for a short one, once its loop has waited for so long: its files are large, say, or many."""
+    return waited_seconds <= _MOST_TIMES * SHORT_SECONDS
 
 
 class Course(Enum):

@@ -123,6 +123,11 @@ class LoaderReport:
             self._say_rates()
 
     @property
+    def waited_seconds(self) -> float:
+        """How long the loop has waited in this pass."""
+        return self._waited
+
+    @property
     def num_epochs(self) -> int:
         """Epochs that began."""
         return self._epoch

@@ -277,7 +277,8 @@ class Attachment(Reported):
         report = self._report
         assert report is not None  # an epoch has begun
         report.asked()
-        if report.is_between_passes and self.planned is not None:
+        is_next_pass = report.is_between_passes
+        if is_next_pass and self.planned is not None:
             self.planned.pass_begins()
             if self._place is not None:
                 self._place.dataset.shared.epoch_begins()
@@ -292,8 +293,10 @@ class Attachment(Reported):
             raise
         report.answered()
         self.position.advanced()
-        if self._place is not None and self._place.should_join() and self._again.is_due(time.monotonic()):
-            self._place.begin_joining(partial(_join, ref(self), self._place), at_once=True)
+        place = self._place
+        if place is not None and place.should_join(waited_seconds=report.waited_seconds, is_next_pass=is_next_pass):
+            if self._again.is_due(time.monotonic()):
+                place.begin_joining(partial(_join, ref(self), place), at_once=True)
         if report.has_last:
             self._tell_reads()
             report.epoch_ends()

@@ -27,7 +27,7 @@ from prefeed.client.launch import is_listening
 from prefeed.client.node import NodeClient
 from prefeed.client.seen import ROW_BYTES, SeenFiles
 from prefeed.config import Config
-from prefeed.core.in_place import MOST_MEASURED, Course, PlacePolicy, Storage, is_short
+from prefeed.core.in_place import MOST_MEASURED, Course, PlacePolicy, Storage, is_short, was_short
 from prefeed.interception import answers_everywhere, in_sample, original_open, reads_from
 from prefeed.loaders.access import Opening, columns_of
 from prefeed.loaders.guesses import Column, Guess
@@ -374,8 +374,15 @@ class Place:
             self._origin = os.path.commonpath([os.path.dirname(path) for path in paths])
         return self._origin
 
-    def should_join(self) -> bool:
-        """Return whether storage has slowed down, and no joining is under way; asked with each batch."""
+    def should_join(self, *, waited_seconds: float = 0.0, is_next_pass: bool = False) -> bool:
+        """Return whether storage has slowed down, and no joining is under way; asked with each batch.
+
+        Args:
+            waited_seconds: That the loop has waited for batches in this pass.
+            is_next_pass: The iterator has begun another pass: it may have no end.
+        """
+        if self.state.stays and (is_next_pass or not was_short(waited_seconds=waited_seconds)):
+            self.state.stay_no_more()
         storage = self.state.storage() if self._measures else Storage.SLOW
         self._was_quick = self._was_quick or storage is Storage.QUICK
         is_joining = self.joining is not None and self.joining.is_running

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, StackDataset, Subset
 
 from prefeed.client import in_place as client_in_place
 from prefeed.config import resolve
-from prefeed.core.in_place import MOST_MEASURED, Storage
+from prefeed.core.in_place import MOST_MEASURED, SHORT_SECONDS, Storage
 from prefeed.loaders.access import Opening
 from prefeed.tally import opens, program
 from prefeed.torch import attachment as module
@@ -286,6 +286,20 @@ def test_a_short_epoch_of_unknown_files_stays_in_place_once(root: Path) -> None:
     slow(one)
     assert one.should_join()
     assert not one.stays()
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("shown", [{"is_next_pass": True}, {"waited_seconds": 2 * SHORT_SECONDS + 1}], ids=str)
+def test_an_epoch_that_turns_out_to_be_long_joins(root: Path, shown: dict[str, Any]) -> None:
+    """Its sampler has no end, or what was read first says little: files are large, or many per sample."""
+    one = place(root)
+    one.epoch_begins(in_place=True)
+    slow(one)
+    assert one.stays()
+    assert not one.should_join(waited_seconds=SHORT_SECONDS)
+    assert one.should_join(**shown)
+    assert not one.stays()
+    assert one.should_join()
 
 
 @pytest.mark.usefixtures("_alone")
