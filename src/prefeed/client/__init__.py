@@ -4,6 +4,7 @@
 ``files``       files that samples open by path
 ``block_file``  an open object, read in blocks
 ``block_order``  which blocks are read next, and what may be fetched for a few bytes
+``row_groups``  which bytes of a Parquet file are read next
 ``blocks``      blocks from the tier, the server or the origin
 ``large_files``  files opened by path that are too large to be cached whole: parts of them, in blocks
 ``lending``     large files that are read in parts, and the measured cost of that

@@ -8,8 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from prefeed.client.block_order import Order
 from prefeed.client.blocks import BlockObject, Blocks, blocks_of
+from prefeed.client.row_groups import FooterReader, RowGroups
 from prefeed.types import Buffer
 
 if TYPE_CHECKING:
@@ -80,6 +83,9 @@ class BlockFile(io.BufferedIOBase):
         self._copy: tuple[int, bytes] = 0, b""  # the bytes from a place on
         self._held: tuple[int, Buffer] | None = None  # bytes from a place on that the tier has no room for
         self._is_collected = False
+        self._at_half: Callable[[BlockFile], None] | None = None
+        self._footer = FooterReader(self._size)
+        self._row_groups: RowGroups | None = None
 
     @property
     def name(self) -> str:
@@ -152,6 +158,17 @@ class BlockFile(io.BufferedIOBase):
         self._position += len(data)
         return data
 
+    def read_buffer(self, size: int) -> memoryview:
+        """Return ``size`` bytes, fewer at the end, as ``read`` does, with a copy less: pyarrow reads by this."""
+        self._require_open()
+        count = max(0, min(size, self._size - self._position))
+        data = np.empty(count, dtype=np.uint8).data
+        self._fill(self._position, data)
+        if self._footer.may_be_in(self._position, count):
+            self._learn(self._position, bytes(data))
+        self._position += count
+        return data
+
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Fill the buffer, from the tier without another copy; return how many bytes."""
         self._require_open()
@@ -206,6 +223,22 @@ class BlockFile(io.BufferedIOBase):
         ):
             self._begin_plan(0, 1)
 
+    def begin_as(self, before: BlockFile) -> None:
+        """The same, for a file that is read as another one was; see ``Order.begin_as``."""
+        self._require_open()
+        if self._size and self._blocks.tier(self._opened) is not None and not self._is_in_tier(0):
+            indices = self._order.begin_as(before._order)
+            if indices:
+                self._consumer = self._blocks.begin_plan(
+                    self._opened, indices, resident=not self._blocks.config.read_once
+                )
+            if not self._consumer:
+                self._order.end()
+
+    def when_half_read(self, act: Callable[[BlockFile], None]) -> None:
+        """Call this once with the file, in a thread that reads it, when half of it has been read."""
+        self._at_half = act
+
     def expects(self, index: int) -> bool:
         """Return whether a block is being fetched for this reader, or will be."""
         return index in self._fetching or index in self._order.planned
@@ -256,7 +289,7 @@ class BlockFile(io.BufferedIOBase):
         copied_at, copied = self._copy  # both of one read: another thread may read now
         start = offset - copied_at
         if start >= 0 and start + count <= len(copied):
-            self._order.note(offset, count)
+            self._note(offset, count)
             return copied[start : start + count]
         is_small = count < _SMALL_BYTES and (self._order.follows(offset) or offset == 0)
         length = max(count, min(_COPIED_BYTES, self._left_in_block(offset))) if is_small else count
@@ -265,10 +298,12 @@ class BlockFile(io.BufferedIOBase):
             filled = bytearray(length)
             self._fill(offset, memoryview(filled), wanted=count)
             data = bytes(filled)
-        if not is_small:
-            return data
-        self._copy = offset, data
-        return data[:count]
+        if is_small:
+            self._copy = offset, data
+            data = data[:count]
+        if self._footer.may_be_in(offset, count):
+            self._learn(offset, data)
+        return data
 
     def _from_tier(self, offset: int, length: int, wanted: int) -> bytes | None:
         """Return bytes that the tier has all of, by one copy; None for all others."""
@@ -325,8 +360,17 @@ class BlockFile(io.BufferedIOBase):
     def _note(self, offset: int, count: int) -> None:
         """Note what the reader asks for; a plan that it does not follow ends."""
         self._order.note(offset, count)
+        if self._row_groups is not None:
+            self._row_groups.note(offset, count)
         if self._consumer and not self._order.is_followed():
             self._end_plan()
+
+    def _learn(self, offset: int, data: bytes) -> None:
+        """The end of the object was read, which may say what is read next."""
+        found = self._footer.look(offset, data)
+        if found is not None:
+            self._row_groups = found
+            self._order.expect(found.after)
 
     def _after(self, end: int) -> None:
         """The bytes up to there were read."""
@@ -334,6 +378,9 @@ class BlockFile(io.BufferedIOBase):
             self._go_on(end)
         elif self._hits >= _REPORTED_HITS:
             self._report(0)
+        if self._at_half is not None and self._order.is_half_read():
+            act, self._at_half = self._at_half, None
+            act(self)
 
     def _read_missing(self, offset: int, target: memoryview) -> int:
         """Copy bytes of one block that the tier does not hold; return how many."""

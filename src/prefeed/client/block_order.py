@@ -1,12 +1,14 @@
 """Which blocks of an object are read next, and whether a whole block may be fetched for a few bytes of it; pure.
 
 A reader that goes through the object gets whole blocks, more of them ahead the further it has come. One that takes regular steps
-gets the blocks of its next steps, if it reads at least half of them. One that seeks wildly gets what it asks for: the
+gets the blocks of its next steps, if it reads at least half of them. Where the format of the object says what follows, the blocks
+of that are fetched, also if they leave gaps. One that seeks wildly gets what it asks for: the
 bytes fetched are at most 1.1 times those asked for, and one block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
 _MOST_AHEAD_BYTES: Final = 64 * 1024**2
@@ -15,6 +17,8 @@ _STEPS: Final = 3
 """This number of equal steps is a stride."""
 
 _OVERHEAD: Final = 1.1
+_END_BYTES: Final = 64 * 1024
+"""Of a Parquet file that are read first."""
 
 
 class Order:
@@ -51,7 +55,9 @@ class Order:
         self._asked = 0
         self._fetched = 0
         self.planned: set[int] = set()
+        self._following: Callable[[int], Iterable[tuple[int, int]]] | None = None
         self._planned_end = 0
+        self._known_for = -1  # block, and what was said to follow it
         self._first_block = 0
         self._before = self._state()
 
@@ -91,6 +97,14 @@ class Order:
             return True
         return False
 
+    def expect(self, following: Callable[[int], Iterable[tuple[int, int]]]) -> None:
+        """From now on it is known what follows.
+
+        Args:
+            following: Yields the parts that are read after a position, in order: the first byte, and the one behind the last.
+        """
+        self._following = following
+
     def fetched(self, count: int) -> None:
         """Count bytes that came from the origin for this reader alone."""
         self._fetched += count
@@ -103,7 +117,9 @@ class Order:
             end: Where the read ends that needs it.
         """
         last = (end - 1) // self.block_bytes
-        if self._readahead is not False and self._is_strided and not self.is_sequential:
+        if known := self._known(end):
+            blocks = [*dict.fromkeys([*range(index, last + 1), *known])]
+        elif self._readahead is not False and self._is_strided and not self.is_sequential:
             blocks = self._strided(index)
         else:
             ahead = self._ahead if self._readahead is not False and self.is_sequential else 0
@@ -114,8 +130,28 @@ class Order:
         self.planned.add(index)
         return blocks
 
+    def begin_as(self, other: Order) -> list[int]:
+        """Return the blocks that are read first if this object is read as another one was, of which half has been read.
+
+        A reader of all bytes reads all of this object, too. One that knew from the end of its object where to read looks there first.
+        """
+        blocks: dict[int, None] = {}
+        if other._following is not None:
+            first = max(0, self._size - _END_BYTES) // self.block_bytes
+            blocks.update(dict.fromkeys(range(first, self._num_blocks)))
+        if other._asked * _OVERHEAD >= sum(other._last):
+            blocks.update(dict.fromkeys(range(min(self._num_blocks, self._most_ahead))))
+        self._plan(list(blocks))
+        return list(blocks)
+
+    def is_half_read(self) -> bool:
+        """Return True once the reader has come half as far as it goes; who reads the end first has not."""
+        return 2 * self._asked >= self._size or self._size <= 2 * sum(self._last) < 2 * self._size
+
     def extend(self, position: int) -> list[int]:
         """Return the blocks that follow those of the plan, once the reader has come half as far; at most as far as it may go."""
+        if (known := self._extend_known(position)) is not None:
+            return known
         if self._readahead is False or not (self.is_sequential or self._is_strided):
             return []
         if self._is_strided and not self.is_sequential:
@@ -138,6 +174,7 @@ class Order:
         """There is no plan any more."""
         self.planned.clear()
         self._planned_end = 0
+        self._known_for = -1
 
     @property
     def _is_strided(self) -> bool:
@@ -149,6 +186,35 @@ class Order:
         if self._readahead:
             return self._most_ahead
         return min(self._most_ahead, max(_LEAST_AHEAD_BLOCKS, 2 * self.run_bytes // self.block_bytes))
+
+    def _extend_known(self, position: int) -> list[int] | None:
+        """Return blocks of which it is known that they follow, where at most half of these are planned; None: it is not known."""
+        if self._following is None:
+            return None
+        index = position // self.block_bytes
+        if index == self._known_for:
+            return []
+        known = self._known(position)
+        if not known:
+            return None
+        self._known_for = index
+        more = [block for block in known if block not in self.planned]
+        if 2 * len(more) < len(known):
+            return []
+        self._plan(more)
+        return more
+
+    def _known(self, position: int) -> list[int]:
+        """Return the blocks of which it is known that they follow, no more than twice as many as were read."""
+        if self._following is None or self._readahead is not None:
+            return []
+        most = min(self._most_ahead, max(_LEAST_AHEAD_BLOCKS, 2 * self._asked // self.block_bytes))
+        found: dict[int, None] = {}
+        for start, end in self._following(position):
+            found.update(dict.fromkeys(range(start // self.block_bytes, (end - 1) // self.block_bytes + 1)))
+            if len(found) >= most:
+                break
+        return list(found)[:most]
 
     def _state(self) -> tuple[tuple[int, int], int, int, int, int, int]:
         return self._last, self._stride, self._num_strides, self.run_bytes, self._asked, self._first_block

@@ -10,7 +10,10 @@ Names in listings are full URLs and absolute paths; ``glob`` returns them with `
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -20,7 +23,8 @@ from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import Blocks, blocks_of
 from prefeed.client.node import access_now
 from prefeed.config import SAMPLE_SET, Config, settings_of
-from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PassedThroughError
+from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PassedThroughError, PrefeedError
+from prefeed.files import hugging_face
 from prefeed.files.opening import open as open_object
 from prefeed.sampleset.names import resolve
 from prefeed.sources.urls import canonical_url, is_of_store, split_object
@@ -33,6 +37,12 @@ _OWN: Final = ("file", "local")
 _WEB: Final = ("http://", "https://")
 _AZURE: Final = "az"
 _AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": _AZURE, "abfss": _AZURE, "adl": _AZURE}
+
+_FRESH_SECONDS: Final = 15.0
+"""A file that was opened ahead is given to its reader within this time; later the object is asked for again."""
+
+_MOST_AHEAD: Final = 16
+"""Files that are open ahead: one per stream that is read."""
 
 
 class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
@@ -70,6 +80,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         super().__init__()
         self._target = _AS_IN_SPEC.get(target_protocol or "", target_protocol)
         self._config = config
+        self._ahead: dict[str, tuple[float, BlockFile]] = {}
 
     @property
     def fsid(self) -> str:
@@ -130,7 +141,30 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
     ) -> Any:
-        return open_object(self._full(path), mode, readahead=options.get("readahead"), config=self._config)
+        full, readahead = self._full(path), options.get("readahead")
+        ahead = self._opened_ahead(full) if mode == "rb" and readahead is None else None
+        file = ahead or open_object(full, mode, readahead=readahead, config=self._config)
+        after = hugging_face.following(full)
+        if after is not None and isinstance(file, BlockFile):
+            file.when_half_read(partial(self._open_ahead, after))
+        return file
+
+    def _open_ahead(self, full: str, before: BlockFile) -> None:
+        """Open the file that is read after one: what is known to be read of it is fetched."""
+        with suppress(PrefeedError, OSError):  # who reads it meets the error
+            file = open_object(full, config=self._config)
+            if isinstance(file, BlockFile):
+                file.begin_as(before)
+                self._ahead[full] = time.monotonic(), file
+                for oldest in list(self._ahead)[:-_MOST_AHEAD]:
+                    self._ahead.pop(oldest)[1].close()
+
+    def _opened_ahead(self, full: str) -> BlockFile | None:
+        opened, file = self._ahead.pop(full, (0.0, None))
+        if file is None or time.monotonic() - opened < _FRESH_SECONDS:
+            return file
+        file.close()
+        return None
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         """Return an object as a file, in text modes decoded; see ``prefeed.open``.
@@ -316,6 +350,9 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return True
         url, _ = self._resolved(full)
         return not is_of_store(url) and os.path.isdir(url)
+
+
+hugging_face.register()
 
 
 def _part(file: Any, start: int | None, end: int | None) -> bytes:
