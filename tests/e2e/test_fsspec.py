@@ -19,7 +19,7 @@ import pytest
 import prefeed
 import servers
 from prefeed.errors import ConfigError, UnknownSchemeError
-from prefeed.files import close
+from prefeed.files import close, hugging_face
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.sources.fork_proxy import ForkedReader
 from sandbox import Sandbox
@@ -287,6 +287,59 @@ def _read_tables(root: Path) -> None:
     frame = pd.DataFrame({"a": range(20_000), "b": [f"t{i}" for i in range(20_000)]})
     frame.to_csv(root / "x.csv", index=False)
     assert pd.read_csv(f"prefeed://{root}/x.csv").equals(frame)
+
+
+def test_parquet_is_read_ahead_and_so_is_the_file_that_is_streamed_next(root: Path) -> None:
+    in_child(_stream_parquet, root)
+
+
+def _stream_parquet(root: Path) -> None:
+    import pyarrow.parquet as pq
+
+    first = write_parquet(root)
+    second = first.rename(root / "y.parquet")
+    write_parquet(root)
+    size, expected = first.stat().st_size, pq.read_table(second)
+    assert size > 10 * BLOCK
+    urls = [f"prefeed://{first}", f"prefeed://{second}"]
+    for shard in hugging_face.InOrder([{"files": [url]} for url in urls]):
+        (url,) = shard["files"]
+        with fsspec.open(url) as file:
+            opened = pq.ParquetFile(file)
+            parts = [opened.read_row_group(number) for number in range(4)]  # of six
+            while (
+                prefeed.statistics().origin_bytes < 2 * size
+            ):  # the rest, and all of the next file, while this one is read
+                time.sleep(0.01)
+            parts += [opened.read_row_group(number) for number in range(4, 6)]
+        assert _joined(parts).equals(expected)
+    statistics = prefeed.statistics()
+    assert statistics.origin_bytes == 2 * size
+    assert hugging_face.following(str(second)) is None
+
+
+def _joined(parts: list[Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.concat_tables(parts)
+
+
+def test_a_file_that_was_opened_ahead_long_ago_is_opened_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = root / "x"
+    path.write_bytes(b"a" * BLOCK)
+    fs = fsspec.filesystem("prefeed")
+    with fs.open(str(path)) as before:
+        for fresh_seconds in (60, 0):
+            monkeypatch.setattr("prefeed.files.filesystem._FRESH_SECONDS", fresh_seconds)
+            fs._open_ahead(str(path), before)
+            (ahead,) = (file for _, file in fs._ahead.values())
+            with fs.open(str(path)) as file:
+                assert (file is ahead) == bool(fresh_seconds)
+                assert file.read() == b"a" * BLOCK
+            assert ahead.closed
+            assert not fs._ahead
+    fs._open_ahead(str(root / "none"), before)  # its reader meets the error
+    assert not fs._ahead
 
 
 def test_zarr(root: Path) -> None:

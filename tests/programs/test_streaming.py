@@ -63,6 +63,7 @@ def test_files(root: Path) -> None:
 
 def _stream_files(root: Path) -> None:
     import prefeed
+    from prefeed.files import hugging_face
 
     write_tables(root)
     for data_files in (
@@ -71,6 +72,8 @@ def _stream_files(root: Path) -> None:
         f"prefeed::file://{root}/*.parquet",
     ):
         assert ids_of(data_files) == list(range(ROWS))
+    after = [hugging_face.following(f"{root}/{number}.parquet") for number in range(3)]
+    assert after == [f"{root}/1.parquet", f"{root}/2.parquet", None]
     statistics = prefeed.statistics()
     assert statistics.origin_bytes <= sum(file.stat().st_size for file in root.iterdir())
 
