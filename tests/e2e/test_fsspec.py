@@ -18,6 +18,7 @@ import pytest
 
 import prefeed
 import servers
+from leaks import wait_until
 from prefeed.errors import ConfigError, UnknownSchemeError
 from prefeed.files import close, hugging_face
 from prefeed.files.filesystem import PrefeedFileSystem
@@ -307,10 +308,8 @@ def _stream_parquet(root: Path) -> None:
         with fsspec.open(url) as file:
             opened = pq.ParquetFile(file)
             parts = [opened.read_row_group(number) for number in range(4)]  # of six
-            while (
-                prefeed.statistics().origin_bytes < 2 * size
-            ):  # the rest, and all of the next file, while this one is read
-                time.sleep(0.01)
+            # the rest, and all of the next file, while this one is read
+            assert wait_until(lambda: prefeed.statistics().origin_bytes == 2 * size, timeout_seconds=60)
             parts += [opened.read_row_group(number) for number in range(4, 6)]
         assert _joined(parts).equals(expected)
     statistics = prefeed.statistics()
