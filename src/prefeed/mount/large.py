@@ -206,14 +206,17 @@ class LargeObjects:
     # ------------------------------------------------------------ readers that jump
 
     def _jumped(self, large: _Large, offset: int, size_bytes: int) -> Buffer:
-        """Return a few bytes of a block: the block's if it comes anyway, else these alone, from the origin."""
+        """Return a few bytes of a block: the block's if it comes for a reader in order, else these alone, from the origin.
+
+        While all of the object is being fetched they come alone as well: a block would wait for those that were asked for before.
+        """
         opened = large.opened
         index, start = divmod(offset, opened.block_bytes)
         with self._lock:
-            comes = large.is_coming or any(reader.expects(index) for reader in large.readers.values())
+            comes = any(reader.expects(index) for reader in large.readers.values())
         if comes and opened.dataset is not None and start + size_bytes <= opened.block_bytes:
             return memoryview(self._blocks.read_block(opened, index, 0))[start : start + size_bytes]
-        large.num_jumps += 1
+        large.num_jumps += not large.is_coming
         if is_worth_all(large.num_jumps, opened.num_blocks):
             large.num_jumps = -opened.num_blocks  # should it leave the tiers, it has to be worth it again
             threading.Thread(target=self._fetch_whole, args=(large,), name="prefeed-fetch-whole", daemon=True).start()
