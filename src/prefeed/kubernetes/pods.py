@@ -89,6 +89,7 @@ def require_pod(template: dict[str, Any], called: str) -> None:
         wrong = list(_wrong_lists(spec, "spec", ("containers", "initContainers", "volumes")))
         wrong += list(_wrong_mappings(template["metadata"], "metadata", ("annotations",)))
         wrong += list(_wrong_mappings(spec, "spec", ("securityContext",)))
+        wrong += list(_wrong_affinity(spec))
         for container in spec.get("containers") or () if not wrong else ():
             path = f"spec.containers: {container['name']}"
             wrong += list(_wrong_lists(container, path, ("env", "volumeMounts")))
@@ -116,6 +117,23 @@ def _wrong_mappings(mapping: dict[str, Any], path: str, names: tuple[str, ...]) 
     for name in names:
         if not isinstance(mapping.get(name) or {}, dict):
             yield f"{path}.{name} must be a mapping"
+
+
+def _wrong_affinity(spec: dict[str, Any]) -> Iterator[str]:
+    """Yield which fields are no affinity to pods."""
+    path, found = "spec", spec
+    for name in ("affinity", "podAffinity"):
+        yield from _wrong_mappings(found, path, (name,))
+        path, found = f"{path}.{name}", found.get(name) or {}
+        if not isinstance(found, dict):
+            return
+    for name, terms in found.items():
+        if not (terms is None or (isinstance(terms, list) and all(map(_is_term, terms)))):
+            yield f"{path}.{name} must be a list of terms"
+
+
+def _is_term(term: object) -> bool:
+    return isinstance(term, dict) and isinstance(term.get("podAffinityTerm") or {}, dict)
 
 
 def with_cache(template: dict[str, Any], found: PodSet) -> dict[str, Any]:
@@ -337,6 +355,8 @@ def without_cache(template: dict[str, Any]) -> dict[str, Any]:
         SpecError: It has something of the same name that is not ours.
     """
     result = copy.deepcopy(template)
+    _drop_empty(result, "metadata", "annotations")
+    _drop_empty(result, "spec", "affinity", "podAffinity")
     spec = result["spec"]
     init = spec.get("initContainers") or []
     is_ours = any(each["name"] == SIDECAR and each.get("restartPolicy") == "Always" for each in init)
@@ -353,6 +373,15 @@ def without_cache(template: dict[str, Any]) -> dict[str, Any]:
         _keep(container, "env", lambda each: each not in _variables(READERS))
         _keep(container, "volumeMounts", lambda each: not each["name"].startswith(PREFIX))
     return result
+
+
+def _drop_empty(mapping: dict[str, Any], *names: str) -> None:
+    """Leave out the first of these fields, each in the one before, that is empty: others are added to what is there."""
+    for name in names:
+        if not mapping.get(name):
+            mapping.pop(name, None)
+            return
+        mapping = mapping[name]
 
 
 def _keep(mapping: dict[str, Any], name: str, is_kept: Any) -> None:

@@ -18,7 +18,7 @@ from prefeed.cli.kubernetes import yaml_of
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.nodes import MODE, NODE, USER
-from prefeed.kubernetes.operator.admission import answer, key_of
+from prefeed.kubernetes.operator.admission import answer, key_of, with_cache_of
 from prefeed.kubernetes.operator.carrying import Carrier
 from prefeed.kubernetes.operator.groups import FINALIZER, Choices, Key
 from prefeed.kubernetes.operator.sample_jobs import CONSENT
@@ -590,6 +590,26 @@ def test_a_pod_gets_a_sidecar_in_mode_pod_and_the_nodes_cache_in_mode_node(
     assert "podAffinity" in shared["spec"]["affinity"]
     assert problems_of(shared, "1.33") == []
     assert patched_by(asked_about(operator, shared), shared) == shared  # once more changes nothing
+
+
+@pytest.mark.parametrize("make", [partial(sample_set, source=SOURCE), node_mode])
+@pytest.mark.parametrize("nothing", [None, {}, []])
+def test_fields_of_a_pod_that_are_written_and_empty_are_none(
+    cluster: Cluster, operator: Operator, make: Callable[..., dict[str, Any]], nothing: Any
+) -> None:
+    cluster.add(make())
+    operator.settle()
+    given = pod()
+    given["metadata"]["annotations"] = nothing
+    plain = with_cache_of(pod(), operator.carrier._group(KEY))
+
+    assert with_cache_of(given, operator.carrier._group(KEY)) == plain
+    for affinity in (nothing, {"podAffinity": nothing}):
+        given["spec"]["affinity"] = affinity
+        made = with_cache_of(given, operator.carrier._group(KEY))
+        if not made["spec"].get("affinity"):
+            made["spec"].pop("affinity", None)
+        assert made == plain
 
 
 def test_a_pod_without_the_label_stays_as_it_is(operator: Operator) -> None:

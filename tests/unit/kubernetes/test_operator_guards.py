@@ -115,6 +115,15 @@ def test_a_job_that_the_server_refuses_does_not_keep_others_waiting(cluster: Clu
         {"spec": {"containers": [{"name": "train", "image": "train:1", "env": [{"value": "1"}]}]}},
         {"metadata": {"labels": "a"}, **template()},
         {"metadata": "a", **template()},
+        *(
+            {"spec": {**template()["spec"], "affinity": affinity}}
+            for affinity in (
+                "a",
+                {"podAffinity": "a"},
+                {"podAffinity": {"required": {}}},
+                {"podAffinity": {"required": ["a"]}},
+            )
+        ),
     ],
 )
 def test_a_template_that_is_no_pod_is_refused(wrong: dict[str, Any]) -> None:
