@@ -29,6 +29,7 @@ _STANDARD = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CODE = (".py", ".pyc", ".so")
 _STANDS_FOR = {"FromFile.fromfile": "numpy.fromfile"}
+_OPENS_BY_ITSELF = {"ImRead.imread": "cv2.imread", "ReadFile.__call__": "torchvision.io.read_file"}
 _NOT_READ = os.O_ACCMODE | os.O_DIRECTORY | os.O_PATH  # ``O_RDONLY`` is 0
 _MOST_DIRECTORIES = 1 << 16
 _MOST_FILES = 1 << 12
@@ -139,6 +140,28 @@ def passed(call: str, name: Any) -> None:
                 _count(call)
         except Exception:  # noqa: BLE001 - the library says what is wrong with it
             return
+
+
+def measured(name: str) -> None:
+    """What stands between the user's code and a file has read it from storage, to measure that, in the place of what the user called."""
+    if _watch.places and is_counting() and not _is_estimated():
+        try:
+            directory = os.path.dirname(name) + "/"
+            if _watch.is_near(directory) and _covers(directory) and (call := _call_measured(sys._getframe(1))):
+                _count(call)
+        except Exception:  # noqa: BLE001 - it is no reason for the sample to fail
+            return
+
+
+def _call_measured(frame: FrameType | None) -> str:
+    while frame is not None and _kind_of(frame) != _BETWEEN:
+        frame = frame.f_back
+    between = frame
+    while between is not None and _kind_of(between) == _BETWEEN:
+        if (call := _OPENS_BY_ITSELF.get(between.f_code.co_qualname)) is not None:
+            return call
+        between = between.f_back
+    return _call_of(frame, "open")
 
 
 def _is_estimated() -> bool:

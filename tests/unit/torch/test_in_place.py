@@ -191,7 +191,7 @@ def test_memory_is_shared_if_there_are_workers(root: Path, num_workers: int) -> 
 
 
 class Heard(Files):
-    """Says what it opens, as Python does."""
+    """Says what it opens, as Python does, whether it is measured or not."""
 
     def __getitem__(self, index: int) -> bytes:
         opens._heard("open", (f"{self.root}/{index}", "r", os.O_RDONLY))
@@ -211,6 +211,24 @@ def counted(root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
     program.end()
 
 
+@pytest.fixture
+def _all_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opens, "measured", lambda _: None)
+
+
+def test_what_is_read_to_measure_it_is_an_open_of_the_samples(root: Path, counted: str) -> None:
+    """Of these reads Python tells that prefeed opens a file; the user's code has asked for it."""
+    made = stand_in(Files(root, 40))
+    made.__getitems__(list(range(40)))
+    assert program.sums(counted)[program.key_of(program.PAST, "open", "s")][0] == MOST_MEASURED
+    elsewhere = InPlace(Files(root, 40), opening(names_files=True), resolve({"roots": ["/nowhere"]}), num_workers=0)
+    elsewhere.state.epoch_begins(in_place=True)
+    opens._watch.places, opens._watch.near = ("/nowhere/",), {}
+    elsewhere.__getitems__(list(range(40)))
+    assert program.sums(counted)[program.key_of(program.PAST, "open", "s")][0] == MOST_MEASURED
+
+
+@pytest.mark.usefixtures("_all_are_heard")
 def test_opens_are_counted_of_some_batches_and_reckoned_for_the_others(root: Path, counted: str) -> None:
     """What the program's last line says is what was opened."""
     made = stand_in(Heard(root, 40))
@@ -225,6 +243,7 @@ def test_opens_are_counted_of_some_batches_and_reckoned_for_the_others(root: Pat
     assert after[program.ESTIMATED] == told[program.ESTIMATED]
 
 
+@pytest.mark.usefixtures("_all_are_heard")
 def test_opens_of_batches_that_fail_are_reckoned_as_well(root: Path, counted: str) -> None:
     made = stand_in(Heard(root, 40))
     made.__getitems__(list(range(40)))
