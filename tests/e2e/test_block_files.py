@@ -22,7 +22,7 @@ import servers
 from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import blocks_of
 from prefeed.config import current
-from prefeed.errors import AccessDeniedError, ConfigError, ObjectChangedError
+from prefeed.errors import AccessDeniedError, ConfigError, ObjectChangedError, ObjectNotFoundError
 from prefeed.files import close
 from sandbox import Sandbox
 
@@ -383,6 +383,24 @@ def test_names_of_any_characters_are_their_own(root: Path) -> None:
                 assert file.read() == content(2 * BLOCK, seed=number)
         with pytest.raises(ConfigError, match="%3F"):
             prefeed.open(f"{server.url}/d/a?b")
+        close()
+
+
+def test_a_server_that_runs_asks_for_the_object(root: Path) -> None:
+    """It keeps connections; this process would have to open one."""
+    expected = put(root / "x.bin", content(3 * BLOCK))
+    with servers.http_server(root) as server:
+        server.ranges = True
+        for _ in range(2):
+            with prefeed.open(f"{server.url}/x.bin") as file:
+                assert file.read() == expected
+            requests = [method for method, _, _ in server.requests]
+            assert requests.count("HEAD") == len(requests) - 3 > 0
+            asked_here = blocks_of(current()).source(server.url)._source._store  # type: ignore[attr-defined]
+            close()
+        assert asked_here is None
+        with pytest.raises(ObjectNotFoundError, match="none"):
+            prefeed.open(f"{server.url}/none.bin")
         close()
 
 

@@ -53,7 +53,7 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.listing import Listed
 from prefeed.sources.manifest import version_hash
 from prefeed.sources.store_access import StoreAccess
-from prefeed.sources.urls import blocks_url, listing_mark, open_blocks, veiled
+from prefeed.sources.urls import blocks_url, is_of_store, listing_mark, open_blocks, veiled
 from prefeed.store.reader import TierReader
 from prefeed.tally import program
 from prefeed.types import Buffer, EntryKey, ObjectInfo
@@ -209,13 +209,17 @@ class Blocks:
             return self.ask(lambda: self._info(root, path))
 
     def _info(self, root: str, path: str) -> ObjectInfo:
-        """Ask the origin once: the server does so for a forked process, whose own request would first start a helper."""
+        """Ask the origin once: by the node server if one runs, which keeps connections; in a forked process it is started for that."""
         source = self.source(root)
-        if source.needs_helper and self.config.enabled and self._again.is_due(time.monotonic()):
+        if is_of_store(source.url) and self.config.enabled and self._again.is_due(time.monotonic()):
             try:
                 with self._lock:
-                    node = self._node()
-                return node.ask_object(root, path)
+                    node = self._node() if source.needs_helper else self._running_node()
+                if node is not None:
+                    return node.ask_object(root, path)
+            except AccessDeniedError:
+                if source.needs_helper:
+                    raise
             except SourceError:
                 raise
             except (PrefeedError, OSError):
@@ -423,19 +427,19 @@ class Blocks:
         return open_manifest_dataset(node, thing.given, manifest, self.config, thing.made_with)
 
     def _node(self) -> NodeClient:
-        """Return the server, on the connection that this process keeps; the caller holds the lock."""
-        if self._control is None or self._control.is_closed or not self._control.is_alive():
-            self._drop_control()
-            self._control = self._connect()
-        return NodeClient(self._control)
-
-    def _connect(self) -> Connection:
-        """Return a connection to the server, which is started if need be: by one of the processes that read at the same time."""
-        connection = Connection.try_open(self.config, answer_seconds=self.config.request_timeout)
-        if connection is None:
+        """Return the server, which one of the processes that read at the same time starts if need be; the caller holds the lock."""
+        node = self._running_node()
+        if node is None:
             with in_turn(self.config):
-                connection = Connection.open(self.config)
-        return connection
+                self._control = Connection.open(self.config)
+            node = NodeClient(self._control)
+        return node
+
+    def _running_node(self) -> NodeClient | None:
+        """Return the server, on the connection that this process keeps, None if none runs; the caller holds the lock."""
+        if self._control is None or self._control.is_closed or not self._control.is_alive():
+            self._control = Connection.try_open(self.config, answer_seconds=self.config.request_timeout)
+        return None if self._control is None else NodeClient(self._control)
 
     def _tell(self, connection: Connection, message: m.Message) -> bool:
         """Return True when the message is on its way."""

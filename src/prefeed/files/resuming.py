@@ -22,10 +22,9 @@ from typing import Any, Final
 from webdataset.pytorch import IterableDataset
 from webdataset.utils import pytorch_worker_info
 
-from prefeed.client.block_file import BlockFile
 from prefeed.errors import ResumeError
 from prefeed.files.stages import Stages
-from prefeed.files.webdataset import KnownOrder, inner_url, url_of
+from prefeed.files.webdataset import KnownOrder, block_file_of, inner_url, url_of
 from prefeed.sources.file_versions import changed_ns_of
 
 State = dict[str, Any]
@@ -373,9 +372,9 @@ class Pass:
 
 def _version_of(stream: Any) -> str:
     """Return size and version of what an open shard reads, the same with prefeed and without; empty where it is not known."""
-    if isinstance(stream, BlockFile):
-        changed_ns = changed_ns_of(stream.version)
-        return f"{stream.size} {stream.version if changed_ns is None else changed_ns}"
+    if (file := block_file_of(stream)) is not None:
+        changed_ns = changed_ns_of(file.version)
+        return f"{file.size} {file.version if changed_ns is None else changed_ns}"
     try:
         status = os.fstat(stream.fileno())
     except Exception:  # noqa: BLE001 - a stream of any kind: most have no descriptor

@@ -49,12 +49,12 @@ class Fetches(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """To the process: objects to fetch.
 
     Attributes:
-        fetches: Of each number, origin, target, begin of its room, size in bytes, whether it does not wait for its turn, and
-            the key under which it will be stored; no key: its sum is not wanted.
+        fetches: Of each number, origin, target, begin of its room, size in bytes, whether it does not wait for its turn,
+            the key under which it will be stored, and its first byte, if it is a part. No key: its sum is not wanted.
         is_urgent: A reader waits: tell of each arrival at once, until the next message.
     """
 
-    fetches: list[tuple[int, int, bytes, int, int, bool, bytes]]
+    fetches: list[tuple[int, int, bytes, int, int, bool, bytes, int]]
     is_urgent: bool
 
 
@@ -79,11 +79,11 @@ TO_PROCESS: Final = msgspec.msgpack.Decoder(NewOrigin | Limit | Fetches | Ping)
 FROM_PROCESS: Final = msgspec.msgpack.Decoder(Arrivals)
 
 
-class _ServerGoneError(Exception):
+class ServerGoneError(Exception):
     """There is no one to fetch for."""
 
 
-class _FetchProcess:
+class FetchProcess:
     """What the process does: takes messages, fetches, tells of arrivals in groups."""
 
     def __init__(self, sock: socket.socket, memory: mmap.mmap) -> None:
@@ -112,6 +112,11 @@ class _FetchProcess:
             if self._arrived and self._is_due():
                 self._tell()
 
+    def close(self) -> None:
+        """Break off what is under way; the memory is the caller's."""
+        self._client.close()
+        self._view.release()
+
     def _sum_of(self, arrival: Arrival) -> int:
         """Return the sum of an object that is wanted and has come, else 0."""
         key, size = self._wanted.pop(arrival.number, (b"", 0))
@@ -137,16 +142,16 @@ class _FetchProcess:
             except BlockingIOError:
                 return
             except OSError as err:
-                raise _ServerGoneError from err
+                raise ServerGoneError from err
             if not packet:
-                raise _ServerGoneError
+                raise ServerGoneError
             message = TO_PROCESS.decode(packet)
             if isinstance(message, Fetches):
                 self._is_urgent = message.is_urgent
-                for number, origin, target, start, size, is_urgent, key in message.fetches:
+                for number, origin, target, start, size, is_urgent, key, first in message.fetches:
                     if key:
                         self._wanted[number] = (key, size)
-                    self._client.fetch(number, origin, target, start, size, is_urgent=is_urgent)
+                    self._client.fetch(number, origin, target, start, size, first=first, is_urgent=is_urgent)
             elif isinstance(message, NewOrigin):
                 self._client.add_origin(message.number, message.origin)
             elif isinstance(message, Limit):
@@ -164,7 +169,7 @@ class _FetchProcess:
             try:
                 self._sock.send(packet)
             except OSError as err:
-                raise _ServerGoneError from err
+                raise ServerGoneError from err
 
 
 def main() -> int:
@@ -176,8 +181,8 @@ def main() -> int:
             # A suspended process does not see that the socket was closed.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             try:
-                _FetchProcess(sock, memory).run()
-            except _ServerGoneError:
+                FetchProcess(sock, memory).run()
+            except ServerGoneError:
                 os._exit(0)
     return 1
 

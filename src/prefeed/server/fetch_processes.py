@@ -28,6 +28,7 @@ from prefeed.core.requests import START, Again, wants_another_process
 from prefeed.server.fetch_process import FROM_PROCESS, PACKET_BYTES, Arrivals, Fetches, Limit, NewOrigin, Ping
 from prefeed.server.fetch_ring import Ring
 from prefeed.sources.quick_fetches import ROOM_FOR_HEAD_BYTES, QuickOrigin
+from prefeed.sources.quick_heads import WHOLE
 from prefeed.system.clock import Clock
 
 _log = logging.getLogger("prefeed")
@@ -71,6 +72,27 @@ class Watcher(Protocol):
         ...
 
 
+class Program(Protocol):
+    """What fetches: a process, as ``subprocess.Popen`` has it, or a thread."""
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return None while it runs."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        ...
+
+
 class Lease:
     """The bytes of one object in a ring, until ``release``."""
 
@@ -96,7 +118,7 @@ class Delivery(Generic[JobT]):
     Attributes:
         job: Whose it is.
         lease: Of the object; None after a failure.
-        version, modified_seconds, seconds, failure: As in ``Arrival``.
+        version, modified_seconds, seconds, failure, object_bytes: As in ``Arrival``.
         value_sum: Of the object under its key; 0: not made.
     """
 
@@ -107,6 +129,7 @@ class Delivery(Generic[JobT]):
     seconds: float = 0.0
     failure: str = ""
     value_sum: int = 0
+    object_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -120,14 +143,14 @@ class _UnderWay(Generic[JobT]):
 class _Process(Generic[JobT]):
     """One process, as the server knows it."""
 
-    program: subprocess.Popen[bytes]
+    program: Program
     sock: socket.socket
     ring: Ring
     began: float
     is_ready: bool = False
     limits: dict[int, int] = field(default_factory=dict)  # as it was told, by number of the origin
     under_way: dict[int, _UnderWay[JobT]] = field(default_factory=dict)
-    batch: list[tuple[int, int, bytes, int, int, bool, bytes]] = field(default_factory=list)
+    batch: list[tuple[int, int, bytes, int, int, bool, bytes, int]] = field(default_factory=list)
     batch_bytes: int = 0
     outgoing: deque[bytes] = field(default_factory=deque)
     silent_ticks: int = 0
@@ -141,7 +164,13 @@ class FetchProcesses(Generic[JobT]):
     **Threads and processes.** The loop's thread calls everything. A process ends with the server, however that ends.
     **Ownership.** ``close`` ends the processes; leases may be released after it.
     **Blocking.** Never, but ``close``, for the time that killed processes take to go.
+
+    Attributes:
+        is_urgent: A reader waits for something of what is asked for.
+        begins_at_once: What is started can be asked at once.
     """
+
+    begins_at_once = False
 
     def __init__(self, *, number: int | None, watcher: Watcher, clock: Clock) -> None:
         """Start none yet.
@@ -160,11 +189,11 @@ class FetchProcesses(Generic[JobT]):
         self._again = Again()
         self._processes: list[_Process[JobT]] = []
         self._ready: list[_Process[JobT]] = []
-        self._ended: list[subprocess.Popen[bytes]] = []
+        self._ended: list[Program] = []
         self._origins: dict[QuickOrigin, int] = {}
         self._deliveries: deque[Delivery[JobT]] = deque()
         self._limits: dict[QuickOrigin, int] = {}
-        self._waiting: deque[tuple[QuickOrigin, bytes, int, JobT, bool, bytes]] = deque()
+        self._waiting: deque[tuple[QuickOrigin, bytes, int, JobT, bool, bytes, int]] = deque()
         self._lost: list[JobT] = []
         self._encode = msgspec.msgpack.Encoder().encode
         self._buffer = bytearray(PACKET_BYTES)
@@ -212,16 +241,18 @@ class FetchProcesses(Generic[JobT]):
         *,
         is_demanded: bool = False,
         key: bytes = b"",
+        first: int = WHOLE,
     ) -> bool:
         """Let a process fetch an object, from ``flush`` on; False when there is none, or the object is too large.
 
         Args:
             origin: Who is asked.
             target: What is asked for.
-            size_bytes: Size of the object, as listed.
+            size_bytes: Size of the object, or of the part, as listed.
             job: Comes back with its delivery, or as lost.
             is_demanded: A reader waits for it: it goes before the limit.
             key: Under which it will be stored: its sum comes with it. Empty: no sum is wanted.
+            first: First byte of a part; ``WHOLE``: the whole object.
         """
         if size_bytes > LARGEST_BYTES or self._is_closed:
             return False
@@ -231,8 +262,8 @@ class FetchProcesses(Generic[JobT]):
             self._start_first()
         if not self._ready:
             return False
-        if self._waiting or not self._dispatch(origin, target, size_bytes, job, is_demanded, key):
-            self._waiting.append((origin, target, size_bytes, job, is_demanded, key))
+        if self._waiting or not self._dispatch(origin, target, size_bytes, job, is_demanded, key, first):
+            self._waiting.append((origin, target, size_bytes, job, is_demanded, key, first))
         return True
 
     def flush(self) -> None:
@@ -271,7 +302,7 @@ class FetchProcesses(Generic[JobT]):
     # ---------------------------------------------------------------- to the processes
 
     def _dispatch(
-        self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, is_demanded: bool, key: bytes
+        self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, is_demanded: bool, key: bytes, first: int
     ) -> bool:
         """Put a fetch into the batch of the process that has the fewest; False when its ring has no room."""
         if not self._ready:
@@ -284,7 +315,7 @@ class FetchProcesses(Generic[JobT]):
         self._next_number += 1
         process.under_way[number] = _UnderWay(job, part, size_bytes)
         known = self._number_of(origin, process)
-        process.batch.append((number, known, target, part[0], size_bytes, is_demanded, key))
+        process.batch.append((number, known, target, part[0], size_bytes, is_demanded, key, first))
         process.batch_bytes += len(target) + _FETCH_BYTES
         if process.batch_bytes > _BATCH_BYTES:
             self._send_batch(process)
@@ -351,6 +382,7 @@ class FetchProcesses(Generic[JobT]):
                     arrival.seconds,
                     arrival.failure,
                     value_sum,
+                    arrival.object_bytes,
                 )
             )
 
@@ -378,6 +410,8 @@ class FetchProcesses(Generic[JobT]):
                 )
             return False
         self._processes.append(process)
+        if process.is_ready:
+            self._ready.append(process)
         self._watcher.watch(process.sock.fileno(), lambda: self._receive(process))
         if not self._is_ticking:
             self._is_ticking = True
@@ -385,19 +419,26 @@ class FetchProcesses(Generic[JobT]):
         return True
 
     def _started(self) -> _Process[JobT]:
-        ring = Ring(RING_BYTES)
+        ring = Ring(self._ring_bytes())
         with contextlib.ExitStack() as undo:
             undo.callback(ring.close)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(ours.close)
+            ours.setblocking(False)
             with theirs:
-                ours.setblocking(False)
-                program = subprocess.Popen(
-                    [sys.executable, "-m", "prefeed.server.fetch_process", str(theirs.fileno()), str(ring.fd)],
-                    stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), ring.fd],
-                )  # fmt: skip
+                program = self._begun(theirs, ring)
             undo.pop_all()
-        return _Process(program, ours, ring, self._clock())
+        return _Process(program, ours, ring, self._clock(), is_ready=self.begins_at_once)
+
+    def _ring_bytes(self) -> int:
+        return RING_BYTES
+
+    def _begun(self, sock: socket.socket, ring: Ring) -> Program:
+        """Return what fetches, begun; it takes copies of both descriptors."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "prefeed.server.fetch_process", str(sock.fileno()), str(ring.fd)],
+            stdin=subprocess.DEVNULL, pass_fds=[sock.fileno(), ring.fd],
+        )  # fmt: skip
 
     def _died(self, process: _Process[JobT]) -> None:
         """A process has ended by itself, or is taken for dead."""
@@ -427,7 +468,7 @@ class FetchProcesses(Generic[JobT]):
         process.under_way.clear()
         process.ring.close()
         if not self._processes:
-            self._lost += [job for _, _, _, job, _, _ in self._waiting]
+            self._lost += [job for _, _, _, job, *_ in self._waiting]
             self._waiting.clear()
 
     def _tick(self) -> None:

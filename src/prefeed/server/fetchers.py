@@ -16,12 +16,14 @@ from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
 from prefeed.server.fetch_processes import Delivery, FetchProcesses, Lease
 from prefeed.sources.answers import require_listed, version_without_etag
+from prefeed.sources.blocks import BlockSource
 from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest, entry_key, version_hash
 from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.protocol import QuickSource, Source
 from prefeed.sources.quick_fetches import QuickOrigin
+from prefeed.sources.quick_heads import WHOLE
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, FetchedObject
 
@@ -165,6 +167,7 @@ class Fetchers:
     ) -> None:
         self.is_urgent = False
         self._processes = processes
+        self._thread: FetchProcesses[Job] | None = None
         self._for_processes: deque[Job] = deque()
         self._disk = disk
         self._pool = pool
@@ -178,10 +181,14 @@ class Fetchers:
         self._num_finished = 0
         self._is_closed = False
 
+    def fetch_parts_in(self, thread: FetchProcesses[Job]) -> None:
+        """Blocks of large objects are fetched there from now on, where it can."""
+        self._thread = thread
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the requests: a fetch process gets them, or a thread, which may take several where the pool has them."""
-        if self._processes is not None and self._disk is None and self._pool is None:
-            jobs = self._hand_over(jobs, self._processes)
+        if self._disk is None and self._pool is None:
+            jobs = self._hand_over(jobs)
         if self._pool is not None and self._pool.is_rich:
             for task in _grouped(jobs):
                 self._queue(task)
@@ -191,7 +198,11 @@ class Fetchers:
 
     def expect(self, source: Source, num_objects: int) -> None:
         """Objects of a source may be wanted soon: where processes fetch them, they are started now."""
-        if self._processes is not None and _quick_origin(source) is not None:
+        if (
+            self._processes is not None
+            and self._carrier_of(source) is self._processes
+            and _quick_origin(source) is not None
+        ):
             self._processes.expect(num_objects)
 
     def limit(self, source: Source, most: int) -> int:
@@ -200,13 +211,14 @@ class Fetchers:
         Those of fetch processes are more: one waits in the process where another ends, and is begun without a turn of the
         server.
         """
-        if self._processes is None or self._disk is not None or self._pool is not None:
+        carrier = self._carrier_of(source)
+        if carrier is None or self._disk is not None or self._pool is not None:
             return most
         origin = _quick_origin(source)
-        if origin is None or not self._processes.num_ready:
+        if origin is None or not carrier.num_ready:
             return most
-        self._processes.limit(origin, most)
-        return most + _QUEUED
+        carrier.limit(origin, most)
+        return most if carrier is self._thread else most + _QUEUED
 
     def submit_check(self, job: CheckJob) -> None:
         """Queue the question."""
@@ -215,8 +227,9 @@ class Fetchers:
     def take(self, most: int) -> list[Result | CheckResult]:
         """Return results that came in since, at most that many; the caller releases those that are lent."""
         results: list[Result | CheckResult] = []
-        if self._processes is not None:
-            results += self._take_from(self._processes, most)
+        self._hand_over_looked_up()
+        for carrier in self._carriers():
+            results += self._take_from(carrier, most - len(results))
         num_of_processes = len(results)
         while self._results and len(results) < most:
             results.append(self._results.popleft())
@@ -226,8 +239,7 @@ class Fetchers:
     @property
     def has_results(self) -> bool:
         """True while ``take`` would return something."""
-        is_with_processes = self._processes is not None and self._processes.has_results
-        return bool(self._results or self._for_processes) or is_with_processes
+        return bool(self._results or self._for_processes) or any(one.has_results for one in self._carriers())
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -237,33 +249,49 @@ class Fetchers:
     def close(self) -> None:
         """End threads and processes; requests under way are abandoned, and those that wait are not made."""
         self._is_closed = True
-        if self._processes is not None:
-            self._processes.close()
+        for carrier in self._carriers():
+            carrier.close()
         for _ in self._threads:
             self._tasks.put(None)
 
     # ---------------------------------------------------------------- through processes
 
-    def _hand_over(self, jobs: Sequence[Job], processes: FetchProcesses[Job]) -> list[Job]:
-        """Let processes make the requests that they can make; return the others."""
-        processes.is_urgent = self.is_urgent
+    def _carriers(self) -> Iterator[FetchProcesses[Job]]:
+        """Yield what fetches beside the threads here."""
+        return (one for one in (self._processes, self._thread) if one is not None)
+
+    def _carrier_of(self, source: Source) -> FetchProcesses[Job] | None:
+        """Return what fetches from a source, where it can."""
+        return self._thread if isinstance(source, BlockSource) else self._processes
+
+    def _hand_over(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Let processes make the requests that they can make, and the thread those for parts; return the others."""
+        if self._processes is None and self._thread is None:
+            return jobs
+        for carrier in self._carriers():
+            carrier.is_urgent = self.is_urgent
         rest: list[Job] = []
-        source, origin = None, None
+        source, origin, chosen = None, None, None
         for job in jobs:
             if job.source is not source:
-                source, origin = job.source, _quick_origin(job.source)
-            if origin is None or not _try_process(job, origin, processes):
+                source, chosen = job.source, self._carrier_of(job.source)
+                origin = None if chosen is None else _quick_origin(job.source)
+            if chosen is None or origin is None or not _try_process(job, origin, chosen):
                 rest.append(job)
-        processes.flush()
+        for carrier in self._carriers():
+            carrier.flush()
         return rest
 
-    def _take_from(self, processes: FetchProcesses[Job], most: int) -> list[Result]:
-        """Return what processes have fetched; what they could not fetch is for the threads."""
+    def _hand_over_looked_up(self) -> None:
+        """Hand over what threads have looked up in vain."""
         if self._for_processes:
             looked_up = [self._for_processes.popleft() for _ in range(len(self._for_processes))]
             self._num_finished += len(looked_up)  # by the threads
-            for job in self._hand_over(looked_up, processes):
+            for job in self._hand_over(looked_up):
                 self._queue([job])
+
+    def _take_from(self, processes: FetchProcesses[Job], most: int) -> list[Result]:
+        """Return what processes have fetched; what they could not fetch is for the threads."""
         results = []
         for delivery in processes.take(most):
             if (result := _delivered(delivery)) is not None:
@@ -345,7 +373,8 @@ class Fetchers:
     def _may_hand_over(self, job: Job) -> bool:
         """Return whether a process may make the request, which a thread has looked up in vain."""
         has_looked = self._disk is not None or self._pool is not None
-        if not has_looked or self._processes is None or not self._processes.num_ready:
+        carrier = self._carrier_of(job.source)
+        if not has_looked or carrier is None or not (carrier.num_ready or carrier.begins_at_once):
             return False
         return _is_quick(job) and _quick_origin(job.source) is not None
 
@@ -399,22 +428,30 @@ def _try_process(job: Job, origin: QuickOrigin, processes: FetchProcesses[Job]) 
     """Let a process make the request, if it can."""
     if not _is_quick(job):
         return False
-    ticket = job.ticket
-    target = cast("QuickSource", job.source).quick_target(job.manifest.path(ticket.object_id))
+    ticket, path = job.ticket, job.manifest.path(job.ticket.object_id)
+    target = cast("QuickSource", job.source).quick_target(path)
+    first = job.source.quick_first(path) if isinstance(job.source, BlockSource) else WHOLE
     is_kept = ticket.placement is Placement.RESIDENT and not job.manifest.grows
     key = job.manifest.key(ticket.object_id) if is_kept else b""
-    return processes.try_fetch(origin, target, job.listed_bytes, job, is_demanded=ticket.is_demanded, key=key)
+    return processes.try_fetch(
+        origin, target, job.listed_bytes, job, is_demanded=ticket.is_demanded, key=key, first=first
+    )
 
 
 def _delivered(delivery: Delivery[Job]) -> Result | None:
     """Return what a process has brought; None when the answer was odd: then a thread is to ask again."""
     job, lease = delivery.job, delivery.lease
+    path = job.manifest.path(job.ticket.object_id)
     if lease is None:
-        source = cast("QuickSource", job.source)
-        error = source.quick_failure(job.manifest.path(job.ticket.object_id), delivery.failure)
+        error = cast("QuickSource", job.source).quick_failure(path, delivery.failure)
         job.is_for_threads = error is None
         return None if error is None else Result(job, None, error, delivery.seconds)
-    version = delivery.version or version_without_etag(delivery.modified_seconds, lease.data.nbytes)
+    size = delivery.object_bytes or lease.data.nbytes
+    version = delivery.version or version_without_etag(delivery.modified_seconds, size)
+    changed = job.source.changed(path, version) if isinstance(job.source, BlockSource) else None
+    if changed is not None:
+        lease.release()
+        return Result(job, None, changed, delivery.seconds)
     fetched = FetchedObject(data=lease.data, version=version, modified_seconds=delivery.modified_seconds)
     return Result(job, fetched, None, delivery.seconds, lease=lease, value_sum=delivery.value_sum)
 

@@ -21,6 +21,7 @@ from prefeed.config import EVERYTHING, Config, resolve
 from prefeed.errors import ConfigError, PrefeedError, ServerAlreadyRunningError, ServerError, StoreDamagedError
 from prefeed.server.disk import DiskTier
 from prefeed.server.fetch_processes import FetchProcesses
+from prefeed.server.fetch_thread import FetchThread
 from prefeed.server.fetchers import Job
 from prefeed.server.handlers import Handlers
 from prefeed.server.loop import Loop
@@ -104,6 +105,8 @@ def run_foreground(config: Config) -> int:
             config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk, pool=pool,
             processes=processes,
         )  # fmt: skip
+        if processes is not None:
+            node.fetchers.fetch_parts_in(FetchThread(watcher=loop, clock=time.monotonic))
         sessions.share_memory_with(node)
         _say_damage(node, tier, sessions, disk)
         handlers.bind(loop, node, sessions)

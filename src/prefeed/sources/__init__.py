@@ -8,7 +8,8 @@ Start with ``urls.open_source``, which turns a URL into a ``Source``, and ``libr
 ``posix``              files below a directory
 ``objectstore``        objects in S3, GCS, Azure and HTTP, through obstore
 ``store_listing``      listings through obstore: by prefix, by an index file, by WebDAV
-``quick_fetches``      whole objects over HTTP, many at a time: the client of fetch processes
+``quick_fetches``      objects and parts of them over HTTP, many at a time: the client of fetch processes
+``quick_heads``        heads of the answers that it takes
 ``plain_web``          HTTP answers without a length
 ``packed``             a pack as an origin
 ``pack_index``         the index of a pack

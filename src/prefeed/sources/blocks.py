@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from prefeed.errors import (
     AccessDeniedError,
@@ -25,7 +25,9 @@ from prefeed.errors import (
     TruncatedBodyError,
 )
 from prefeed.sources.manifest import entry_key, version_hash
-from prefeed.sources.protocol import BrowsableSource
+from prefeed.sources.protocol import BrowsableSource, QuickSource
+from prefeed.sources.quick_fetches import QuickOrigin
+from prefeed.sources.quick_heads import WHOLE
 from prefeed.types import EntryKey, FetchedObject, ObjectInfo
 
 _MARK: Final = "\0"
@@ -187,16 +189,46 @@ class BlockSource:
             self._require_version(block, fetched.version)
         return fetched
 
+    def quick_origin(self) -> QuickOrigin | None:
+        """Return who is asked; see ``QuickSource``."""
+        source = self._source
+        return cast("QuickSource", source).quick_origin() if hasattr(source, "quick_origin") else None
+
+    def quick_target(self, path: str) -> bytes:
+        """Return what the request for a block names: its object; ``quick_first`` says where it begins."""
+        return cast("QuickSource", self._source).quick_target(object_of(path))
+
+    def quick_first(self, path: str) -> int:
+        """Return the first byte of a block; ``WHOLE`` for a whole object."""
+        block = parse_block(path)
+        return WHOLE if block is None else block.offset
+
+    def quick_failure(self, path: str, failure: str) -> SourceError | None:
+        """Return the error that stands for a failure; None where ``fetch`` looks whether the object has changed."""
+        error = cast("QuickSource", self._source).quick_failure(object_of(path), failure)
+        may_have_changed = error is None or not error.retryable or isinstance(error, TruncatedBodyError)
+        return None if may_have_changed else error
+
+    def changed(self, path: str, version: str) -> ObjectChangedError | None:
+        """Return the error of a block that came of another version of its object than it names; None: it is of this one."""
+        block = parse_block(path)
+        if block is None or is_version(version, block.version_hash):
+            return None
+        return self._changed(block)
+
     def close(self) -> None:
         """Release connections."""
         self._source.close()
 
     def _require_version(self, block: Block, version: str) -> None:
         if not is_version(version, block.version_hash):
-            where = self._source.locate(block.path)
-            raise ObjectChangedError(
-                f"{where} changed while it was read: open it again to read what it is now", path=where
-            )
+            raise self._changed(block)
+
+    def _changed(self, block: Block) -> ObjectChangedError:
+        where = self._source.locate(block.path)
+        return ObjectChangedError(
+            f"{where} changed while it was read: open it again to read what it is now", path=where
+        )
 
 
 def sorted_entries(infos: Iterable[ObjectInfo], block_bytes: int) -> list[ObjectInfo]:

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import obstore
 from obstore import exceptions as store_exceptions
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import SourceError, TruncatedBodyError
@@ -23,7 +23,15 @@ from prefeed.sources.answers import require_listed
 from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.plain_web import encoding_of, fetch_plainly
 from prefeed.sources.quick_fetches import MISSING, ODD, QuickOrigin
-from prefeed.sources.store_access import S3_TOKENS, StoreAccess, is_signed_here, mark_of, native_options, own_access
+from prefeed.sources.store_access import (
+    S3_TOKENS,
+    StoreAccess,
+    is_signed_here,
+    is_store_variable,
+    mark_of,
+    native_options,
+    own_access,
+)
 from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
 from prefeed.sources.store_listing import info_of, level_of, list_http, list_store_in_parallel, modified_of, version_of
 from prefeed.types import FetchedObject, ObjectInfo
@@ -131,6 +139,7 @@ class ObjectStoreSource:
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
+        self._mark: str | None = None
         self._quick: QuickOrigin | None = None
         self._num_quick = 0
         self._num_odd = 0
@@ -139,8 +148,10 @@ class ObjectStoreSource:
     @property
     def mark(self) -> str:
         """What tells the store from others with a bucket of this name; see ``Source.mark``."""
-        told = mark_of(self.url, self._own_access())
-        return self._speaker_of_url() + told if self._is_http else told
+        if self._mark is None:  # part of each key of a block: looked up once
+            told = mark_of(self.url, self._own_access())
+            self._mark = self._speaker_of_url() + told if self._is_http else told
+        return self._mark
 
     def locate(self, path: str) -> str:
         """Return the full URL of an object."""
@@ -380,7 +391,27 @@ def _open(
     return client
 
 
+_shared: Final[weakref.WeakValueDictionary[str, Any]] = weakref.WeakValueDictionary()
+"""Clients in use, by all that they were made from: another one costs 5 ms, mostly for authorities, and connections of its own."""
+
+
 def _client(
+    url: str, config: Config, authorization: str | None, access: StoreAccess, *, listing: bool, retries: int
+) -> ObjectStore:
+    """Return a client that does this, which other sources may use as well."""
+    variables = sorted(pair for pair in os.environ.items() if is_store_variable(pair[0]))  # it looks there, too
+    made_from = (
+        url, authorization, sorted(access.options.items()), sorted(access.proxies.items()), variables, listing, retries,
+        config.request_timeout,
+    )  # fmt: skip
+    key = xxh3_128_hexdigest(repr(made_from).encode())
+    found: ObjectStore | None = _shared.get(key)
+    if found is None:
+        found = _shared[key] = _new_client(url, config, authorization, access, listing=listing, retries=retries)
+    return found
+
+
+def _new_client(
     url: str, config: Config, authorization: str | None, access: StoreAccess, *, listing: bool, retries: int
 ) -> ObjectStore:
     parts = urlsplit(url)

@@ -1,6 +1,6 @@
-"""Whole objects over HTTP/1.1, many at a time in one thread, received where the caller wants them: one copy per byte.
+"""Objects, or parts of them, over HTTP/1.1, many at a time in one thread, received where the caller wants them: one copy per byte.
 
-It does one thing: a GET whose answer is 200 and has the expected number of bytes. Any other answer is reported as a
+It does one thing: a GET whose answer is 200, or of a part 206, and has the expected number of bytes. Any other answer is reported as a
 failure, or as ``ODD``, and the library behind ``ObjectStoreSource`` asks again: redirects, encodings, answers without a length.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 import select
 import socket
 import threading
@@ -18,6 +17,8 @@ from collections import deque
 from typing import Any, Final
 
 import msgspec
+
+from prefeed.sources.quick_heads import NO_HEAD, WHOLE, parse_head
 
 ROOM_FOR_HEAD_BYTES: Final = 4096
 """The room for an object is so much larger than the object: the head of the answer lies before it."""
@@ -43,7 +44,6 @@ _HEAD_ENDS: Final = b"\r\n\r\n"
 _TOLD_STATUSES: Final = frozenset({404, 410, 429, *range(500, 600)})
 """Failures by their number; what others mean, such as 401 of a store, may stand in their text."""
 
-_STATUS_LINE: Final = re.compile(rb"HTTP/1\.1 (\d{3})[ \r]")
 _BUSY: Final = frozenset({errno.EINPROGRESS, errno.EAGAIN, errno.EALREADY})
 
 
@@ -80,6 +80,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
         modified_seconds: Its time, since 1970, where there is no etag; 0 when the server told none.
         seconds: How long it took.
         failure: Why there is no object, as ``store_errors.translate`` takes it, or ``ODD``; empty when there is one.
+        object_bytes: Of a part: size of the whole object.
     """
 
     number: int
@@ -88,15 +89,17 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     modified_seconds: int = 0
     seconds: float = 0.0
     failure: str = ""
+    object_bytes: int = 0
 
 
 class _Fetch:
     """One request: where its answer goes, and since when it is under way."""
 
-    __slots__ = ("began", "connection", "end", "is_again", "number", "origin", "size", "start", "target")
+    __slots__ = ("began", "connection", "end", "first", "is_again", "number", "origin", "size", "start", "target")
 
-    def __init__(self, number: int, origin: _Origin, target: bytes, place: tuple[int, int]) -> None:
+    def __init__(self, number: int, origin: _Origin, target: bytes, place: tuple[int, int], first: int) -> None:
         self.number = number
+        self.first = first  # byte of the object, or WHOLE
         self.origin = origin
         self.target = target
         self.start, self.size = place
@@ -135,8 +138,8 @@ class _Connection:
     """A socket, and the fetch that it is used for."""
 
     __slots__ = (
-        "address", "body", "connect_by", "end", "events", "fd", "fetch", "filled", "idle_since", "keeps", "num_served",
-        "origin", "sock", "stage", "unsent", "version",
+        "address", "body", "connect_by", "end", "events", "fd", "fetch", "filled", "head", "idle_since", "num_served", "origin",
+        "sock", "stage", "unsent",
     )  # fmt: skip
 
     def __init__(self, origin: _Origin, sock: Any, address: int, connect_by: float) -> None:
@@ -150,8 +153,7 @@ class _Connection:
         self.events = 0
         self.unsent = b""
         self.filled = self.body = self.end = 0  # in the memory: up to where, the body's begin and its end; 0: not known
-        self.version: tuple[str, int] = ("", 0)
-        self.keeps = True
+        self.head = NO_HEAD
         self.num_served = 0
         self.idle_since = 0.0
 
@@ -199,19 +201,28 @@ class QuickClient:
         self._begin_waiting(origin)
 
     def fetch(
-        self, number: int, origin: int, target: bytes, start: int, size_bytes: int, *, is_urgent: bool = False
+        self,
+        number: int,
+        origin: int,
+        target: bytes,
+        start: int,
+        size_bytes: int,
+        *,
+        first: int = WHOLE,
+        is_urgent: bool = False,
     ) -> None:
-        """Fetch an object.
+        """Fetch an object, or a part of it.
 
         Args:
             number: What its arrival is to be called; no other fetch under way is called so.
             origin: Number of the server.
             target: What the request names: a path that is percent-encoded.
             start: Where the room for it begins in the memory, which has ``ROOM_FOR_HEAD_BYTES`` more than the object.
-            size_bytes: Size of the object: answers of another one are odd.
+            size_bytes: Size of the object, or of the part: answers of another one are odd.
+            first: First byte of the part; ``WHOLE``: the whole object.
             is_urgent: It does not wait for its turn.
         """
-        fetch = _Fetch(number, self._origins[origin], target, (start, size_bytes))
+        fetch = _Fetch(number, self._origins[origin], target, (start, size_bytes), first)
         self.num_under_way += 1
         if is_urgent:
             self._begin(fetch)
@@ -425,7 +436,8 @@ class QuickClient:
     def _ask(self, connection: _Connection, fetch: _Fetch) -> None:
         connection.fetch, fetch.connection = fetch, connection
         connection.filled, connection.body, connection.end = fetch.start, 0, 0
-        connection.unsent = b"GET %b HTTP/1.1\r\n%b\r\n" % (fetch.target, fetch.origin.told.headers)
+        part = b"" if fetch.first == WHOLE else b"Range: bytes=%d-%d\r\n" % (fetch.first, fetch.first + fetch.size - 1)
+        connection.unsent = b"GET %b HTTP/1.1\r\n%b%b\r\n" % (fetch.target, fetch.origin.told.headers, part)
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
@@ -473,35 +485,30 @@ class QuickClient:
         ends = self._memory.find(_HEAD_ENDS, fetch.start, connection.filled)
         if ends < 0:
             return False
-        head = self._memory[fetch.start : ends + 2]
-        status = _STATUS_LINE.match(head)
-        code = int(status[1]) if status else 0
-        if code != 200:
-            self._fail(connection, STATUS % code if code in _TOLD_STATUSES else ODD)
+        head = parse_head(self._memory[fetch.start : ends + 2], fetch.first, fetch.size)
+        if not head.is_wanted:
+            self._fail(connection, STATUS % head.status if head.status in _TOLD_STATUSES else ODD)
             return False
-        lower = head.lower()
-        length = _header(lower, lower, b"content-length")
-        if not length.isdigit() or int(length) != fetch.size or _is_odd(lower):
-            self._fail(connection, ODD)
-            return False
+        connection.head = head
         connection.body = ends + len(_HEAD_ENDS)
         connection.end = connection.body + fetch.size
-        connection.keeps = b"close" not in _header(lower, lower, b"connection")
-        etag = _header(head, lower, b"etag").decode("latin-1")
-        changed = "" if etag else _header(head, lower, b"last-modified").decode("latin-1")
-        connection.version = etag, _seconds(changed)
         return connection.end <= fetch.end
 
     def _arrived(self, connection: _Connection, fetch: _Fetch) -> None:
         if connection.filled > connection.end:  # more than was announced: nothing of it is to be trusted
             self._fail(connection, ODD)
             return
-        now = time.monotonic()
-        version, modified = connection.version
-        self._ended(fetch, Arrival(fetch.number, connection.body, version, modified, now - fetch.began))
+        now, head = time.monotonic(), connection.head
+        self._ended(
+            fetch,
+            Arrival(
+                fetch.number, connection.body, head.version, head.modified_seconds, now - fetch.began,
+                object_bytes=head.object_bytes,
+            ),
+        )  # fmt: skip
         connection.fetch = fetch.connection = None
         connection.num_served += 1
-        if connection.keeps:
+        if head.keeps:
             connection.idle_since = now
             connection.origin.idle.append(connection)
         else:
@@ -557,36 +564,3 @@ def _addresses(origin: QuickOrigin, flags: int) -> list[tuple[Any, ...]]:
     """
     found = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((family, at) for family, _, _, _, at in found))
-
-
-def _header(head: bytes, lower: bytes, name: bytes) -> bytes:
-    """Return the value of a header, as ``head`` spells it; empty without one."""
-    begins = lower.find(b"\r\n%b:" % name)
-    if begins < 0:
-        return b""
-    begins += len(name) + 3
-    return head[begins : head.index(b"\r\n", begins)].strip()
-
-
-def _is_odd(lower: bytes) -> bool:
-    """Return whether the body is not simply the object, or it is not certain where it ends."""
-    encoding = _header(lower, lower, b"content-encoding")
-    return (
-        b"\r\ntransfer-encoding:" in lower
-        or encoding not in (b"", b"identity")
-        or lower.count(b"\r\ncontent-length:") != 1
-        or b"\r\n " in lower
-        or b"\r\n\t" in lower
-    )
-
-
-def _seconds(text: str) -> int:
-    """Return a date of HTTP in seconds since 1970; 0 for none, and for what is no date."""
-    if not text:
-        return 0
-    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - most servers send etags
-
-    try:
-        return int(parsedate_to_datetime(text).timestamp())
-    except ValueError:
-        return 0

@@ -18,6 +18,7 @@ from prefeed.server.fetch_processes import Delivery, Lease
 from prefeed.server.fetch_ring import Ring
 from prefeed.server.fetchers import Job
 from prefeed.sources.quick_fetches import MISSING, ODD, TIMED_OUT, QuickOrigin
+from prefeed.sources.quick_heads import WHOLE
 from prefeed.store.entry_sums import sum_of
 from prefeed.testing.sources import CountingSource
 from sandbox import Sandbox
@@ -75,7 +76,9 @@ class HandProcesses:
         *,
         is_demanded: bool = False,
         key: bytes = b"",
+        first: int = WHOLE,
     ) -> bool:
+        assert first == WHOLE
         assert target.decode() == job.manifest.path(job.ticket.object_id)
         self.keys[job.ticket.object_id] = key
         self.asked.append((size_bytes, job, is_demanded))

@@ -68,6 +68,11 @@ class Client:
             arrivals += self.client.step(60.0)
         return sorted(arrivals, key=lambda arrival: arrival.number)
 
+    def fetch_part(self, target: str, first: int, size: int) -> list[Arrival]:
+        """Fetch a part of an object; return its arrival."""
+        self.client.fetch(0, 7, target.encode(), 0, size, first=first)
+        return self.until(bool)
+
     def until(self, condition: Callable[[list[Arrival]], bool]) -> list[Arrival]:
         """Return what has arrived when the condition holds."""
         arrivals: list[Arrival] = []
@@ -127,6 +132,43 @@ def test_time_is_the_version_where_there_is_no_etag(client: Client, server: serv
     server.answers["/dated"] = lambda handler: handler.reply(200, b"x" * SIZE, date)
     (arrival,) = client.fetch(("/dated", SIZE))
     assert (arrival.version, arrival.modified_seconds) == ("", 1_600_000_000)
+
+
+@pytest.mark.parametrize(("first", "size"), [(0, 100), (37, 1), (SIZE - 5, 5), (0, SIZE)])
+def test_a_part_is_received_where_it_was_told(
+    client: Client, server: servers.FileServer, first: int, size: int
+) -> None:
+    server.ranges = True
+    data = bytes(index % 251 for index in range(SIZE))
+    (server.directory / "object").write_bytes(data)
+    (arrival,) = client.fetch_part("/object", first, size)
+    assert (arrival.failure, arrival.object_bytes) == ("", SIZE)
+    assert client.data(arrival, size) == data[first : first + size]
+    assert arrival.version == f'"{(server.directory / "object").stat().st_mtime_ns:x}-{SIZE:x}"'
+
+
+def _part(content_range: str, size: int = 100) -> Callable[[servers.Handler], None]:
+    headers = {"Content-Range": content_range} if content_range else {}
+    return lambda handler: handler.reply(206, b"x" * size, headers)
+
+
+PARTS: dict[str, Callable[[servers.Handler], None]] = {
+    "the whole object": lambda handler: handler.reply(200, b"x" * 100, {}),
+    "another place": _part("bytes 0-99/1000"),
+    "another end": _part("bytes 50-148/1000"),
+    "another number of bytes": _part("bytes 50-149/1000", size=99),
+    "an object of unknown size": _part("bytes 50-149/*"),
+    "a place that is not told": _part(""),
+    "several parts": _part("multipart/byteranges; boundary=x"),
+    "nothing there": servers.status(416),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_answers_that_are_not_the_part(client: Client, server: servers.FileServer, name: str) -> None:
+    server.answers["/object"] = PARTS[name]
+    (arrival,) = client.fetch_part("/object", 50, 100)
+    assert arrival.failure == ODD
 
 
 def _large_head(handler: servers.Handler) -> None:

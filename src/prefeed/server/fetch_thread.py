@@ -1,0 +1,85 @@
+"""A thread of the server that fetches parts of objects: what a fetch process does, without a process to start.
+
+A part is a block of 1 MiB. Receiving it takes ten times as long as the interpreter needs for it, so that a thread does not wait for
+the lock of the interpreter; and a shard is read to its end before a process would be there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import threading
+from typing import Final
+
+from prefeed.server.fetch_process import FetchProcess, ServerGoneError
+from prefeed.server.fetch_processes import FetchProcesses, JobT, Program, Watcher
+from prefeed.server.fetch_ring import Ring
+from prefeed.system.clock import Clock
+
+_RING_BYTES: Final = 64 * 1024**2
+_END_SECONDS: Final = 60.0
+
+
+class FetchThread(FetchProcesses[JobT]):
+    """One thread, in the place of processes; started with the first fetch, ended when it was idle for a minute.
+
+    **Threads and processes.** As ``FetchProcesses``. The thread is a daemon: it ends with the server, however that ends.
+    """
+
+    begins_at_once = True
+
+    def __init__(self, *, watcher: Watcher, clock: Clock) -> None:
+        """Start none yet; see ``FetchProcesses``."""
+        super().__init__(number=1, watcher=watcher, clock=clock)
+
+    def _ring_bytes(self) -> int:
+        return _RING_BYTES
+
+    def _begun(self, sock: socket.socket, ring: Ring) -> Program:
+        return _Fetcher(sock.dup(), mmap.mmap(ring.fd, ring.size_bytes))
+
+
+class _Fetcher:
+    """The thread. It ends when the server's end of its socket is closed."""
+
+    def __init__(self, sock: socket.socket, memory: mmap.mmap) -> None:
+        self._sock = sock
+        self._memory = memory  # its own: it may write there until it ends
+        self._thread = threading.Thread(target=self._run, name="prefeed-parts", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as err:  # no more threads are to be had
+            self._close()
+            raise OSError(str(err)) from err
+
+    @property
+    def pid(self) -> int:
+        """The server's."""
+        return os.getpid()
+
+    def poll(self) -> int | None:
+        """Return None while it runs."""
+        return None if self._thread.is_alive() else 0
+
+    def kill(self) -> None:
+        """Do nothing: its socket was closed."""
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        self._thread.join(_END_SECONDS)
+        return 0
+
+    def _run(self) -> None:
+        fetcher = FetchProcess(self._sock, self._memory)
+        try:
+            fetcher.run()
+        except ServerGoneError:
+            pass
+        finally:
+            fetcher.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._sock.close()
+        self._memory.close()
