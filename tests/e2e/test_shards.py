@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,41 @@ def test_files_that_are_not_reached_are_closed(paths: list[str]) -> None:
     assert [file.closed for file in opened] == [False] + [True] * (len(opened) - 1)
     assert isinstance(first, BlockFile)
     first.close()
+
+
+def test_the_next_shards_are_opened_while_one_is_read(paths: list[str]) -> None:
+    may_open = threading.Event()
+    threads: list[str] = []
+
+    def open_one(path: str) -> Any:
+        if path != paths[0]:
+            assert may_open.wait(60)
+        threads.append(threading.current_thread().name)
+        return prefeed.open(path, readahead=True)
+
+    ahead = OpenedAhead(iter(paths), open_one, prefeed.Config())
+    _, first = next(ahead)
+    assert isinstance(first, BlockFile)
+    assert first.read() == Path(paths[0]).read_bytes()
+    child = multiprocessing.get_context("fork").Process(target=_read_rest, args=(ahead, may_open, paths[1:]))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    child.close()
+    assert threads == ["MainThread"]
+    may_open.set()
+    first.close()
+    _read_rest(ahead, may_open, paths[1:])
+    assert threads == ["MainThread", *["prefeed-open"] * (len(paths) - 1)]
+
+
+def _read_rest(ahead: OpenedAhead[str], may_open: threading.Event, paths: list[str]) -> None:
+    """Read the shards that are not open yet; in a forked child it opens them itself."""
+    may_open.set()
+    for (_, file), path in zip(ahead, paths, strict=True):
+        assert isinstance(file, BlockFile)
+        assert file.read() == Path(path).read_bytes()
+        file.close()
 
 
 # ------------------------------------------------------------ WebDataset

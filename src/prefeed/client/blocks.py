@@ -172,6 +172,8 @@ class Blocks:
         self._tiers: dict[str, TierReader] = {}
         self._seats: deque[_Seat] = deque()
         self._control: Connection | None = None
+        self._asking: Connection | None = None  # for questions that wait for an origin: reports do not wait behind them
+        self._asking_lock = threading.Lock()
         self._again = Again()
         self._ended: deque[int] = deque()
         self._is_said = False
@@ -213,8 +215,8 @@ class Blocks:
         source = self.source(root)
         if is_of_store(source.url) and self.config.enabled and self._again.is_due(time.monotonic()):
             try:
-                with self._lock:
-                    node = self._node() if source.needs_helper else self._running_node()
+                with self._asking_lock:
+                    node = self._asking_node(starts=source.needs_helper)
                 if node is not None:
                     return node.ask_object(root, path)
             except AccessDeniedError:
@@ -223,7 +225,7 @@ class Blocks:
             except SourceError:
                 raise
             except (PrefeedError, OSError):
-                self._drop_control()  # what opens the object says it, and tries again later
+                self._drop_asking()  # what opens the object says it, and tries again later
         return source.info(path)
 
     def opened(self, root: str, info: ObjectInfo) -> BlockObject:
@@ -401,6 +403,7 @@ class Blocks:
             with suppress(IndexError):
                 self._seats.pop().close()
         self._drop_control()
+        self._drop_asking()
         with self._lock:
             tiers, self._tiers = list(self._tiers.values()), {}
             sources, self._sources = list(self._sources.values()), OrderedDict()
@@ -427,19 +430,25 @@ class Blocks:
         return open_manifest_dataset(node, thing.given, manifest, self.config, thing.made_with)
 
     def _node(self) -> NodeClient:
-        """Return the server, which one of the processes that read at the same time starts if need be; the caller holds the lock."""
-        node = self._running_node()
-        if node is None:
-            with in_turn(self.config):
-                self._control = Connection.open(self.config)
-            node = NodeClient(self._control)
-        return node
-
-    def _running_node(self) -> NodeClient | None:
-        """Return the server, on the connection that this process keeps, None if none runs; the caller holds the lock."""
+        """Return the server, on the connection that this process keeps, started if need be; the caller holds the lock."""
         if self._control is None or self._control.is_closed or not self._control.is_alive():
-            self._control = Connection.try_open(self.config, answer_seconds=self.config.request_timeout)
-        return None if self._control is None else NodeClient(self._control)
+            self._control = self._running() or self._started()
+        return NodeClient(self._control)
+
+    def _asking_node(self, *, starts: bool) -> NodeClient | None:
+        """Return the server, on a connection of its own; None if none runs, and none is to be started."""
+        if self._asking is None or self._asking.is_closed or not self._asking.is_alive():
+            self._asking = self._running() or (self._started() if starts else None)
+        return None if self._asking is None else NodeClient(self._asking)
+
+    def _running(self) -> Connection | None:
+        """Return a connection to the server, if one runs."""
+        return Connection.try_open(self.config, answer_seconds=self.config.request_timeout)
+
+    def _started(self) -> Connection:
+        """Return a connection to the server, which one of the processes that read at the same time starts."""
+        with in_turn(self.config):
+            return Connection.open(self.config)
 
     def _tell(self, connection: Connection, message: m.Message) -> bool:
         """Return True when the message is on its way."""
@@ -459,6 +468,11 @@ class Blocks:
 
     def _drop_control(self) -> None:
         connection, self._control = self._control, None
+        if connection is not None:
+            connection.close()
+
+    def _drop_asking(self) -> None:
+        connection, self._asking = self._asking, None
         if connection is not None:
             connection.close()
 

@@ -8,8 +8,10 @@ order     a.tar        b.tar        c.tar        d.tar
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import BinaryIO, Final, Generic, TypeVar
 
 from prefeed.client.block_file import BlockFile
@@ -20,7 +22,7 @@ _MOST_AHEAD: Final = 16
 """Shards that are open behind the one that is read: each costs a request when it is opened."""
 
 _AT_ONCE: Final = 2
-"""Number opened at a time: a reader that waits for the one that is due waits for these requests."""
+"""Number opened at a time."""
 
 _SHARE: Final = 4
 """This fraction of the lookahead, as a divisor, is for the shards behind the one that is read."""
@@ -58,12 +60,13 @@ def shards(urls: Iterable[str | os.PathLike[str]], *, config: Config | None = No
 
 
 class OpenedAhead(Generic[Item]):
-    """Items in order, and their files; the next files are open already, and fetched.
+    """Items in order, and their files; the next files are being opened, and fetched.
 
     What opening an item raised stands in the place of its file; None in the place of one that is not to be opened ahead. An
     error of the items themselves is raised where it is due.
 
-    **Ownership**: files that were given belong to the caller; ``close`` closes the others. **Threads**: one.
+    **Ownership**: files that were given belong to the caller; ``close`` closes the others. **Threads**: one calls it, and items are
+    drawn in that one; those that are not due yet are opened in threads of their own.
     """
 
     def __init__(self, items: Iterator[Item], open_one: Callable[[Item], File | None], config: Config) -> None:
@@ -71,20 +74,20 @@ class OpenedAhead(Generic[Item]):
 
         Args:
             items: In the order in which they are read.
-            open_one: Opens the object of an item.
+            open_one: Opens the object of an item, in any thread.
             config: Says how much may be fetched ahead.
         """
         self._items = items
         self._open = open_one
         self._most_bytes = config.lookahead // _SHARE
-        self._waiting: deque[tuple[Item, File | Exception | None]] = deque()
+        self._waiting: deque[_Opening[Item]] = deque()
         self._end: Exception | None = None
 
     def __iter__(self) -> Iterator[tuple[Item, File | Exception | None]]:
         return self
 
     def __next__(self) -> tuple[Item, File | Exception | None]:
-        """Return the next item and its file; the items behind it are opened."""
+        """Return the next item and its file; the items behind it are being opened."""
         if not self._waiting and self._end is None:
             self._take_one()
         if not self._waiting:
@@ -94,33 +97,82 @@ class OpenedAhead(Generic[Item]):
             finally:
                 del end  # as in ``shards``
         due = self._waiting.popleft()
-        for _ in range(_AT_ONCE):
-            if self._end is None and len(self._waiting) < _MOST_AHEAD and self._bytes_ahead < self._most_bytes:
-                self._take_one()
-        return due
+        result = due.result()
+        while self._end is None and self._has_room():
+            if (opening := self._take_one()) is not None:
+                opening.begin()
+        return due.item, result
 
     def close(self) -> None:
-        """Close the files that were not given; no more are opened."""
+        """Close the files that were not given, once they are open; no more are opened."""
         self._end = StopIteration()
         while self._waiting:
-            _, file = self._waiting.popleft()
-            if file is not None and not isinstance(file, Exception):
-                file.close()
+            self._waiting.popleft().abandon()
 
-    @property
-    def _bytes_ahead(self) -> int:
-        return sum(file.size for _, file in self._waiting if isinstance(file, BlockFile))
+    def _has_room(self) -> bool:
+        """Return whether one more may be opened."""
+        if len(self._waiting) >= _MOST_AHEAD or sum(not one.is_done for one in self._waiting) >= _AT_ONCE:
+            return False
+        return sum(one.size_bytes for one in self._waiting) < self._most_bytes
 
-    def _take_one(self) -> None:
+    def _take_one(self) -> _Opening[Item] | None:
+        """Draw the next item, which waits from now on."""
         try:
             item = next(self._items)
         except Exception as err:  # noqa: BLE001 - raised when it is due; Ctrl-C is due at once
             self._end = err
+            return None
+        opening = _Opening(item, self._open)
+        self._waiting.append(opening)
+        return opening
+
+
+class _Opening(Generic[Item]):
+    """An item, and its file once it is open: by a thread that ``begin`` starts, else by ``result``."""
+
+    def __init__(self, item: Item, open_one: Callable[[Item], File | None]) -> None:
+        self.item = item
+        self.is_done: bool = False
+        self._open = open_one
+        self._result: File | Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._process_id = os.getpid()
+
+    def begin(self) -> None:
+        """Open the file in a thread: another one is read meanwhile."""
+        thread = threading.Thread(target=self._run, name="prefeed-open", daemon=True)
+        with suppress(RuntimeError):  # no more threads are to be had
+            thread.start()
+            self._thread = thread
+
+    def result(self) -> File | Exception | None:
+        """Return the file, or what opening it raised, once; None if it is not to be opened."""
+        if self._thread is not None and self._process_id == os.getpid():
+            self._thread.join()
+        if not self.is_done:
+            self._run()
+        result, self._result = self._result, None  # an error would keep itself, through the frame that met it
+        return result
+
+    def abandon(self) -> None:
+        """Close the file, which is not wanted any more."""
+        if self._thread is None and not self.is_done:
             return
+        file = self.result()
+        if file is not None and not isinstance(file, Exception):
+            file.close()
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the object; 0 while it is not known."""
+        return self._result.size if isinstance(self._result, BlockFile) else 0
+
+    def _run(self) -> None:
         try:
-            file: File | Exception | None = self._open(item)
+            file = self._open(self.item)
             if isinstance(file, BlockFile):
                 file.begin()
+            self._result = file
         except Exception as err:  # noqa: BLE001 - raised when it is due
-            file = err
-        self._waiting.append((item, file))
+            self._result = err
+        self.is_done = True
