@@ -27,7 +27,7 @@ from prefeed.files.shards import File, OpenedAhead
 _SCHEME: Final = "prefeed"
 _GOPEN: Final = "webdataset.gopen"
 _CACHE: Final = "webdataset.cache"
-_BUFFER_BYTES: Final = 256 * 1024
+_BUFFER_BYTES: Final = 512 * 1024
 _GLOBAL: Final = getattr(random.random, "__self__", None)
 """The generator behind the functions of ``random``."""
 
