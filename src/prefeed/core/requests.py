@@ -9,6 +9,9 @@ from typing import Final
 START: Final = 32
 """Requests in flight to begin with: enough for a fast origin, which needs no more."""
 
+START_OF_BLOCKS: Final = 16
+"""The same of blocks of large objects: they share the bandwidth, and each reader waits for the first one."""
+
 _GROW_BELOW: Final = 2.0
 _SHRINK_ABOVE: Final = 6.0
 _FLOOR: Final = 16
@@ -25,15 +28,16 @@ class ConcurrencyLimit:
 
     Args:
         maximum: Never more than this in flight.
+        start: In flight to begin with.
 
     Invariants: ``1 <= limit <= maximum``.
     """
 
     __slots__ = ("_best", "_hold_until", "_round", "_round_sum", "limit", "maximum")
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, *, start: int = START) -> None:
         self.maximum: int = maximum
-        self.limit: int = min(START, maximum)
+        self.limit: int = min(start, maximum)
         self._best = float("inf")
         self._round = 0
         self._round_sum = 0.0

@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.core.requests import ConcurrencyLimit
+from prefeed.core.requests import START, START_OF_BLOCKS, ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, RESIDENT
-from prefeed.sources.blocks import object_of
+from prefeed.sources.blocks import BlockSource, object_of
 from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest import Manifest
@@ -267,11 +267,13 @@ class Registry:
             self.inherit_from_older(found.number)
             return found
         self._last_number = number = self._last_number + 1
-        limit = ConcurrencyLimit(self._max_in_flight)
+        start = START_OF_BLOCKS if isinstance(opened.source, BlockSource) else START
+        limit = ConcurrencyLimit(self._max_in_flight, start=start)
         dataset = Dataset(
             number, opened.manifest, opened.source, limit, opened.learned, opened.listed_at, view=opened.view
         )
         table = self._scheduler.add_dataset(number, opened.manifest.sizes, stored_bytes)
+        table.max_in_flight = limit.limit
         if opened.mean_bytes is not None:
             table.guess_mean(opened.mean_bytes)
         dataset.opened_at = self._clock()

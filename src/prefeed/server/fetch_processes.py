@@ -168,9 +168,11 @@ class FetchProcesses(Generic[JobT]):
     Attributes:
         is_urgent: A reader waits for something of what is asked for.
         begins_at_once: What is started can be asked at once.
+        first_limit: Requests to a server that may be under way until ``limit`` says otherwise.
     """
 
     begins_at_once = False
+    first_limit = START
 
     def __init__(self, *, number: int | None, watcher: Watcher, clock: Clock) -> None:
         """Start none yet.
@@ -326,7 +328,7 @@ class FetchProcesses(Generic[JobT]):
         if number not in process.limits:
             process.limits[number] = 0
             process.outgoing.append(self._encode(NewOrigin(number, origin)))
-        share = -(-self._limits.get(origin, START) // len(self._ready))
+        share = -(-self._limits.get(origin, self.first_limit) // len(self._ready))
         if share != process.limits[number]:
             process.limits[number] = share
             process.outgoing.append(self._encode(Limit(number, share)))

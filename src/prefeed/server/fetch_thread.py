@@ -12,6 +12,7 @@ import socket
 import threading
 from typing import Final
 
+from prefeed.core.requests import START_OF_BLOCKS
 from prefeed.server.fetch_process import FetchProcess, ServerGoneError
 from prefeed.server.fetch_processes import FetchProcesses, JobT, Program, Watcher
 from prefeed.server.fetch_ring import Ring
@@ -28,6 +29,7 @@ class FetchThread(FetchProcesses[JobT]):
     """
 
     begins_at_once = True
+    first_limit = START_OF_BLOCKS
 
     def __init__(self, *, watcher: Watcher, clock: Clock) -> None:
         """Start none yet; see ``FetchProcesses``."""

@@ -15,6 +15,7 @@ import servers
 from nodes import Asked, Rig, rig
 from prefeed.config import Config
 from prefeed.core.actions import Outcome
+from prefeed.core.requests import START, START_OF_BLOCKS
 from prefeed.errors import ObjectChangedError
 from prefeed.server.fetch_thread import FetchThread
 from prefeed.server.fetchers import Job
@@ -110,6 +111,7 @@ def ranges(node: Node) -> list[str]:
 def test_each_block_is_asked_for_once_and_stored(node: Node) -> None:
     num_blocks = node.dataset.manifest.num_objects
     assert num_blocks == 21
+    assert node.made.node.scheduler.tables[node.dataset.number].max_in_flight == START_OF_BLOCKS < START
     node.made.plan(READER, node.dataset, range(num_blocks))
     node.until(lambda: node.made.num_residents(node.dataset) == num_blocks)
     assert node.stored() == node.file.read_bytes()
