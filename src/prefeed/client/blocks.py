@@ -432,12 +432,14 @@ class Blocks:
     def _node(self) -> NodeClient:
         """Return the server, on the connection that this process keeps, started if need be; the caller holds the lock."""
         if self._control is None or self._control.is_closed or not self._control.is_alive():
+            self._drop_control()
             self._control = self._running() or self._started()
         return NodeClient(self._control)
 
     def _asking_node(self, *, starts: bool) -> NodeClient | None:
         """Return the server, on a connection of its own; None if none runs, and none is to be started."""
         if self._asking is None or self._asking.is_closed or not self._asking.is_alive():
+            self._drop_asking()
             self._asking = self._running() or (self._started() if starts else None)
         return None if self._asking is None else NodeClient(self._asking)
 
