@@ -60,6 +60,12 @@ _POOL_MARGIN_MIB: Final = 256
 _MAX_STATEFUL_SET: Final = 52
 """Letters of a StatefulSet's name: its controller adds a hash to it, and makes a label of both."""
 
+MOST_NODES: Final = 10_000
+"""That a set may have: more than a cluster has. Each is a name in the operator's memory."""
+
+_MOST_OF_VARIABLE: Final = 128 * 1024 - 64
+"""Bytes of a value: with a longer one, Linux starts no process."""
+
 _SOURCE: Final = f"{PREFIX}source"
 _END_SECONDS: Final = 120
 """For the server to end and to free its tier."""
@@ -159,7 +165,7 @@ def node_set(document: Document, *, image: str, pool_image: str = POOL_IMAGE) ->
         raise SpecError(f"the servers of {found.name} have no image: name one with prefeed in the annotation {IMAGE}")
     user, group = _user_and_group(str(annotations.get(USER, "0")))
     pool = _whole(POOL, str(annotations.get(POOL, POOL_MIB)), "MiB of memory; 0: no pool")
-    return NodeSet(
+    made = NodeSet(
         found=found,
         namespace=found.namespace,
         partitions=spec.partitions,
@@ -171,6 +177,21 @@ def node_set(document: Document, *, image: str, pool_image: str = POOL_IMAGE) ->
         node_affinity=document["spec"].get("nodeAffinity"),
         tolerations=list(document["spec"].get("tolerations") or ()),
     )
+    _require_number(made)
+    return made
+
+
+def _require_number(made: NodeSet) -> None:
+    """Refuse more servers than there can be, or can know each other."""
+    if made.partitions > MOST_NODES:
+        raise SpecError(
+            f"spec.partitions is {made.partitions}: in mode {NODE} it is the number of nodes, at most {MOST_NODES}"
+        )
+    if len(made.pool) > _MOST_OF_VARIABLE:
+        raise SpecError(
+            f"spec.partitions is {made.partitions}: the names of so many servers have no room in a variable, and without them there "
+            f'is no pool; write fewer, or the annotation {POOL}: "0"'
+        )
 
 
 def _require_name(name: str) -> None:

@@ -38,6 +38,10 @@ _ANYTHING: Final = schema(type="object", **{"x-kubernetes-preserve-unknown-field
 _Conditions = Annotated[Unused, CONDITIONS]
 
 
+MOST_PODS: Final = 1000
+"""Of one kind: more names are longer than Linux lets a variable be."""
+
+
 class SampleSetRef(Fields, frozen=True, kw_only=True):
     """The set that a job trains from.
 
@@ -123,12 +127,18 @@ def parse_paddle_job(document: Document) -> PaddleJob:
     """Return what a document asks for.
 
     Raises:
-        SpecError: A field is unknown, missing or of another type; the message has its path.
+        SpecError: A field is unknown, missing, of another type or too large; the message has its path.
     """
     kind, version = kind_of(document)
     if (kind, version) != (KIND, PADDLE_JOB_VERSION):
         raise SpecError(f"a {KIND} has apiVersion {PADDLE_JOB_VERSION}, not {version!r:.60}")
-    return decode(document, PaddleJob)
+    job = decode(document, PaddleJob)
+    for name, given in job.spec.pods.items():
+        if given.replicas > MOST_PODS:
+            raise SpecError(
+                f"spec.{name}.replicas is {given.replicas}, and at most {MOST_PODS} is possible: each pod has the names of all in a variable"
+            )
+    return job
 
 
 def wants_files(document: Document) -> bool:

@@ -205,6 +205,8 @@ def test_another_mode_removes_what_the_first_one_made(cluster: Cluster, operator
     [
         (node_mode(annotations={MODE: "both"}), "must be pod or node"),
         (node_mode(annotations={USER: "root"}), "must be UID or UID:GID"),
+        (node_mode(partitions=20_000), "the number of nodes, at most 10000"),
+        (node_mode(partitions=4000), "no room in a variable"),
         (sample_set(source=SOURCE, cache={"levels": [{"mediumType": "MEM", "cacheSize": 1}]}), "at least 256"),
     ],
 )

@@ -434,6 +434,19 @@ def test_the_refusals_of_many_pods_have_room_in_a_status(cluster: Cluster) -> No
     assert said(cluster, "PaddleJob", "a")["ObjectsApplied"][1].startswith("the Pod a-worker-0 is refused: violates")
 
 
+@pytest.mark.parametrize("role", ["worker", "ps"])
+def test_more_pods_than_can_know_each_other_are_refused(role: str) -> None:
+    cluster = Cluster(is_checked=False)
+    job = paddle_job("a", template())
+    job["spec"] = {role: {"replicas": 1001, "template": template()}}
+    cluster.add(job)
+
+    PaddleOperator(cluster).settle()
+
+    assert "at most 1000 is possible" in said(cluster, "PaddleJob", "a")["Runnable"][1]
+    assert not cluster.of("Pod")
+
+
 def test_a_refused_pod_is_said_by_its_job() -> None:
     cluster = Cluster()
     cluster.add(paddle_job("a", template()))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prefeed.kubernetes.nodes import MODE
+from prefeed.kubernetes.nodes import MODE, MOST_NODES
 from prefeed.kubernetes.operator.groups import Key
 from prefeed.kubernetes.operator.reports import cache_status, is_complete, servers_of
 from prefeed.kubernetes.sizes import Report, parse_report
@@ -130,6 +130,9 @@ def test_in_mode_node_servers_are_asked_by_the_names_of_their_service(cluster: C
         f"imagenet-runtime-{index}": f"http://imagenet-runtime-{index}.imagenet-runtime.default.svc:7716/cacheStatus/cacheInfo.json"
         for index in range(2)
     }
+
+    cluster.change("SampleSet", "imagenet", {"spec": {"partitions": 20_000}})  # which is refused
+    assert len(servers(cluster)) == MOST_NODES
 
 
 def test_in_mode_pod_pods_that_run_are_asked_by_their_addresses(cluster: Cluster) -> None:

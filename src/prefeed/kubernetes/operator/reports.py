@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from prefeed.errors import SpecError
-from prefeed.kubernetes.nodes import NODE, mode_of, runtime_name
+from prefeed.kubernetes.nodes import MOST_NODES, NODE, mode_of, runtime_name
 from prefeed.kubernetes.operator.groups import MOST_SAID, Group
 from prefeed.kubernetes.sizes import PATH, PORT, Report
 from prefeed.sampleset.documents import Document
@@ -43,7 +43,8 @@ def servers_of(group: Group) -> dict[str, str]:
         if not (made.get("status") or {}).get("readyReplicas"):
             return {}
         of_set = f"{runtime_name(name)}.{group.key.namespace}.svc"
-        pods = (f"{runtime_name(name)}-{index}" for index in range(int(document["spec"].get("partitions") or 0)))
+        wanted = min(int(document["spec"].get("partitions") or 0), MOST_NODES)
+        pods = (f"{runtime_name(name)}-{index}" for index in range(wanted))
         return {pod: f"http://{pod}.{of_set}:{PORT}{PATH}" for pod in pods}
     return {
         pod["metadata"]["name"]: f"http://{_in_url(status['podIP'])}:{PORT}{PATH}"
