@@ -75,7 +75,8 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-NOTHING = "prefeed: nothing to do: torch was not imported, and files were not looked at: "
+NOTHING = "prefeed: nothing to do: torch was not imported, and "
+"""What follows depends on the machine: whether a network file system is mounted, by whoever."""
 
 
 def without_last_line(stderr: str) -> str:
