@@ -31,7 +31,7 @@ from prefeed.mount.starting import start_mount, stop_mount
 from process.children import stopped
 from process.conditions import kill, server_pid, status, wait_for
 from sandbox import Sandbox
-from servers import FileServer, Handler, http_server
+from servers import FileServer, Handler, http_server, write_index
 from slow_files import slow_files, write_files
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -315,6 +315,27 @@ def test_another_version_is_an_error_and_never_a_mixture(web: FileServer, point:
             assert caught.value.errno == errno.ESTALE
             del caught
         assert (point / "a.bin").read_bytes() == bytes(len(SMALL))  # whole, and of one version
+
+
+@pytest.mark.parametrize("has_server", [True, False])
+def test_parts_of_a_large_object_whose_version_was_not_listed_are_of_one(
+    tmp_path: Path, point: Path, has_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index file lists no versions: the first one that is seen is the one of the mount."""
+    monkeypatch.setenv("PREFEED_ENABLED", str(int(has_server)))
+    root = write_files(tmp_path / "web", {"large": LARGE})
+    write_index(root)
+    with http_server(root) as server:
+        server.ranges = True
+        with mounted(server.url, point), (point / "large").open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            assert os.pread(file.fileno(), 4096, 0) == LARGE[:4096]
+            (root / "large").write_bytes(bytes(len(LARGE)))
+            os.utime(root / "large", ns=(1, 1))
+            with pytest.raises(OSError) as caught:
+                os.pread(file.fileno(), 4096, 10 * MIB)
+            assert caught.value.errno == errno.ESTALE
+            del caught
 
 
 def test_another_file_of_the_size_and_time_of_a_large_one_is_another_version(source: Path, point: Path) -> None:

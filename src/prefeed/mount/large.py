@@ -84,7 +84,15 @@ class LargeObjects:
     **Blocking.** ``waits`` is called before anything waits: in ``read``, after the reader's place was noted.
     """
 
-    def __init__(self, url: str, manifest: Manifest, blocks: Blocks, *, waits: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        manifest: Manifest,
+        blocks: Blocks,
+        *,
+        waits: Callable[[], None],
+        version_of: Callable[[int, str], int],
+    ) -> None:
         """Read objects of a manifest.
 
         Args:
@@ -92,8 +100,10 @@ class LargeObjects:
             manifest: What is mounted.
             blocks: Where blocks come from.
             waits: Called by a thread before it waits.
+            version_of: Returns the hash of the version that an object must have, given the one that it has; 0: any.
         """
         self._url = url
+        self._version_of = version_of
         self._manifest = manifest
         self._blocks = blocks
         self._waits = waits
@@ -160,7 +170,8 @@ class LargeObjects:
         manifest = self._manifest
         info = self._blocks.info(self._url, manifest.path(object_id))
         listed = manifest.listed(object_id)
-        is_other = listed.version_hash and not is_version(info.version, listed.version_hash)
+        expected = self._version_of(object_id, info.version)
+        is_other = expected and not is_version(info.version, expected)
         if is_other or info.size_bytes != listed.size_bytes:
             where = self._blocks.source(self._url).locate(info.path)
             raise ObjectChangedError(

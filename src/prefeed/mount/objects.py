@@ -39,6 +39,7 @@ from prefeed.mount.ahead import Ahead
 from prefeed.mount.large import LargeObjects
 from prefeed.mount.pieces import Pieces
 from prefeed.sources.answers import patiently, require_listed
+from prefeed.sources.blocks import is_version
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest, version_hash
 from prefeed.sources.protocol import RangeSource, Source
@@ -85,7 +86,10 @@ class Objects:
         self._recent: OrderedDict[int, Buffer] = OrderedDict()
         self._recent_bytes = 0
         self._pieces = Pieces(self._fetch_part)
-        self.large = LargeObjects(url, manifest, blocks_of(config), waits=lambda: self.waits())
+        self._seen: dict[int, int] = {}  # hashes of the versions of objects whose versions were not listed
+        self.large = LargeObjects(
+            url, manifest, blocks_of(config), waits=lambda: self.waits(), version_of=self._version_of
+        )
         self._dataset: NodeDataset | None = None
         self._ahead = Ahead(manifest.num_objects, self._consumer)
         self._again = Again()
@@ -220,12 +224,18 @@ class Objects:
                 if is_part:
                     raise self._changed(object_id) from err
                 raise
-            is_other = listed.version_hash and fetched.version and version_hash(fetched.version) != listed.version_hash
+            expected = self._version_of(object_id, fetched.version) if is_part else listed.version_hash
+            is_other = expected and fetched.version and not is_version(fetched.version, expected)
             if is_other or (not is_part and memoryview(fetched.data).nbytes != listed.size_bytes >= 0):
                 raise self._changed(object_id)
             return memoryview(fetched.data)
 
         return patiently(fetch_listed, deadline_seconds=min(self.config.retry_deadline, 60.0))
+
+    def _version_of(self, object_id: int, version: str) -> int:
+        """Return the hash of the version that parts of an object are of: the listed one, or the first one that was seen; 0: any."""
+        listed = self.manifest.version_hash(object_id)
+        return listed or (self._seen.setdefault(object_id, version_hash(version)) if version else 0)
 
     def _opened_source(self) -> Source:
         with self._lock:
