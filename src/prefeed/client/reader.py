@@ -173,8 +173,9 @@ class ObjectReader:
         if data is not None and start + len(data) >= object_bytes:
             self._consumed.append(object_id)
             self._hits += 1
-            self._hit_bytes += object_bytes - len(data)  # its other parts were read before
-            self._counted(data, object_id, is_hit=True)
+            self._hit_bytes += object_bytes
+            self._unreported_bytes += len(data)
+            self._report_if_due()
         return data
 
     def find(self, key: bytes, path: str) -> Buffer | Lent | None:

@@ -28,12 +28,16 @@ HEADER_BYTES: Final = 40
 ANSWER_HEADER: Final = struct.Struct("<IiQ")
 """Length, negative errno, unique."""
 
-_REQUEST_HEADER: Final = struct.Struct("<IIQQIII")
+REQUEST_HEADER: Final = struct.Struct("<4xIQQ8xI")
+"""Operation, unique, node and task, as ``Request`` has them."""
+
 _ATTRIBUTES: Final = struct.Struct("<6Q10I")
 _ENTRY: Final = struct.Struct("<4Q2I")
 _ATTRIBUTES_VALID: Final = struct.Struct("<QII")
 _OPENED: Final = struct.Struct("<QIi")
-_READ: Final = struct.Struct("<QQI")
+READ_BODY: Final = struct.Struct("<QQI")
+"""Handle, offset and number of bytes, as ``Place`` has them."""
+
 _HANDLE: Final = struct.Struct("<Q")
 _FLAGS: Final = struct.Struct("<I")
 _DIRECTORY_ENTRY: Final = struct.Struct("<QQII")
@@ -188,7 +192,7 @@ class Place(NamedTuple):
 
 def parse_request(data: memoryview) -> Request:
     """Return the request that the kernel wrote."""
-    _, operation, unique, node, _, _, task = _REQUEST_HEADER.unpack_from(data)
+    operation, unique, node, task = REQUEST_HEADER.unpack_from(data)
     return Request(operation, unique, node, task, data[HEADER_BYTES:])
 
 
@@ -199,19 +203,19 @@ def parse_name(body: memoryview) -> bytes:
 
 def parse_place(body: memoryview) -> Place:
     """Return what is to be read."""
-    return Place(*_READ.unpack_from(body))
+    return Place(*READ_BODY.unpack_from(body))
 
 
-def parse_handle(body: memoryview) -> int:
-    """Return the handle that is released."""
-    handle: int = _HANDLE.unpack_from(body)[0]
+def parse_handle(body: memoryview | bytearray, at: int = 0) -> int:
+    """Return the handle that is released; ``at``: where the body begins."""
+    handle: int = _HANDLE.unpack_from(body, at)[0]
     return handle
 
 
-def parse_open_flags(body: memoryview) -> int:
-    """Return the flags of ``open(2)``."""
-    flags: int = _FLAGS.unpack_from(body)[0]
-    return flags
+def opens_to_read(body: memoryview | bytearray, at: int = 0) -> bool:
+    """Return whether a file is opened for reading alone; ``at``: where the body begins."""
+    flags: int = _FLAGS.unpack_from(body, at)[0]
+    return flags & os.O_ACCMODE == os.O_RDONLY
 
 
 def parse_greeting(body: memoryview) -> Greeting:

@@ -38,10 +38,23 @@ class Daemon:
     **Ownership.** ``run`` starts them and returns when all have ended, because the mount is gone.
     """
 
-    def __init__(self, device: int, answer: Callable[[Request], Buffer | int]) -> None:
-        """Answer what comes from a device; ``answer`` returns the body of an answer, or an errno, in any thread."""
+    def __init__(
+        self,
+        device: int,
+        answer: Callable[[Request], Buffer | int],
+        answer_at_once: Callable[[int, int, int, bytearray], Buffer | None] = lambda *_: None,
+    ) -> None:
+        """Answer what comes from a device, in any thread.
+
+        Args:
+            device: Of the mount.
+            answer: Returns the body of an answer, or an errno.
+            answer_at_once: Is asked first, with operation, node and task of a request, and all of it; returns the body of an answer, or
+                None. It never waits.
+        """
         self._device = device
         self._answer = answer
+        self._answer_at_once = answer_at_once
         self._turn = threading.Semaphore(1)
         self._lock = threading.Lock()
         self._num_waiting = 0  # for the turn
@@ -79,36 +92,36 @@ class Daemon:
 
     def _work(self) -> None:
         buffer = bytearray(wire.REQUEST_BYTES)
-        view = memoryview(buffer)
         while True:
             self._turn.acquire()
             with self._lock:
                 self._num_waiting -= 1
             self._own.has_turn = True
             while self._own.has_turn:
-                if self._is_over or not self._take(buffer, view):
+                if self._is_over or not self._take(buffer):
                     self._is_over = True
                     self._turn.release()
                     return
             with self._lock:
                 self._num_waiting += 1
 
-    def _take(self, buffer: bytearray, view: memoryview) -> bool:
+    def _take(self, buffer: bytearray) -> bool:
         """Answer the next request; return False when the mount is gone."""
         try:
-            size = os.readv(self._device, [buffer])
+            size = os.readv(self._device, (buffer,))
         except OSError as err:
             return err.errno in _NOT_FOR_US
-        request = wire.parse_request(view[:size])
-        if request.operation not in wire.UNANSWERED:
-            self._send(request.unique, self._outcome(request))
+        operation, unique, node, task = wire.REQUEST_HEADER.unpack_from(buffer)
+        if operation not in wire.UNANSWERED:
+            self._send(unique, self._outcome(operation, node, task, buffer, size))
         return True
 
-    def _outcome(self, request: Request) -> Buffer | int:
+    def _outcome(self, operation: int, node: int, task: int, buffer: bytearray, size_bytes: int) -> Buffer | int:
         try:
-            return self._answer(request)
+            data = self._answer_at_once(operation, node, task, buffer)
+            return self._answer(wire.parse_request(memoryview(buffer)[:size_bytes])) if data is None else data
         except Exception:  # noqa: BLE001 - the reader gets an error, and the others continue
-            _log.exception("prefeed: request %d failed", request.operation)
+            _log.exception("prefeed: request %d failed", operation)
             return errno.EIO
 
     def _send(self, unique: int, outcome: Buffer | int) -> None:
@@ -149,7 +162,7 @@ def serve(
     )  # fmt: skip
     if Feature.RESEND in features:
         os.write(own, wire.resend())  # what a process before this one has read, and not answered
-    daemon = Daemon(own, service.answer)
+    daemon = Daemon(own, service.answer, service.answer_at_once)
     objects.waits = files.waits = daemon.give_turn
     ready()
     daemon.run()

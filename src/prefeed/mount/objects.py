@@ -103,6 +103,27 @@ class Objects:
         size = self._sizes[object_id]
         return None if size == UNKNOWN_SIZE else size
 
+    def is_at_most(self, object_id: int, size_bytes: int) -> bool:
+        """Return whether there is such an object, and the listing says that it has no more bytes."""
+        return 0 <= object_id < len(self._sizes) and self._sizes[object_id] <= size_bytes
+
+    def read_at_once(self, object_id: int, offset: int, size_bytes: int, task: int) -> Buffer | None:
+        """Return a part of an object that the tier holds, as ``read`` does; None for all else. It never waits."""
+        dataset = self._dataset
+        if dataset is None or not 0 <= object_id < len(self._sizes):
+            return None
+        size = self._sizes[object_id]
+        if offset >= size or size == UNKNOWN_SIZE:
+            return None
+        reader = self._reader(dataset)
+        try:
+            data = reader.try_part(object_id, offset, min(size_bytes, size - offset), object_bytes=size)
+        finally:
+            self._idle.append(reader)
+        if data is not None and task and not offset and size <= self._most_whole:
+            self._ahead.read(task, object_id, is_hit=True)
+        return data
+
     def read(self, object_id: int, offset: int, size_bytes: int, *, task: int = 0) -> Buffer:
         """Return a part of an object, shorter at its end.
 
@@ -121,23 +142,23 @@ class Objects:
             if offset >= size:
                 return b""
             size_bytes = min(size_bytes, size - offset)
+        data = self.read_at_once(object_id, offset, size_bytes, task)
+        if data is not None:
+            return data
         dataset = self._dataset
         if dataset is None:
             self.waits()
             return self._from_origin(object_id, offset, size_bytes)
-        reader = self._reader(dataset)
-        try:
-            data: Buffer | None = None
-            if size is not None:
-                data = reader.try_part(object_id, offset, size_bytes, object_bytes=size)
-            is_large = size is not None and size > self._most_whole
-            if task and not offset and not is_large:
-                self._ahead.read(task, object_id, is_hit=data is not None)
-            if data is None and is_large:
-                data = self.large.read(object_id, offset, size_bytes, task=task)
+        is_large = size is not None and size > self._most_whole
+        if task and not offset and not is_large:
+            self._ahead.read(task, object_id, is_hit=False)
+        if is_large:
+            data = self.large.read(object_id, offset, size_bytes, task=task)
             if data is not None:
                 return data
-            self.waits()
+        self.waits()
+        reader = self._reader(dataset)
+        try:
             return self._missed(reader, object_id, offset, size_bytes)
         finally:
             self._idle.append(reader)

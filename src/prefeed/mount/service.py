@@ -19,7 +19,7 @@ from prefeed.fuse.wire import Attributes, Feature, FileSystem, OpenFlag, Operati
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import Objects
 from prefeed.mount.request import SMALL_BYTES
-from prefeed.mount.tree import Directory, File, Link, Tree
+from prefeed.mount.tree import FIRST_FILE, Directory, File, Link, Tree
 from prefeed.types import Buffer
 
 _log = logging.getLogger("prefeed")
@@ -41,6 +41,7 @@ _VALID_SECONDS: Final = 24 * 3600
 _BLOCK: Final = 512
 _IO_BYTES: Final = 128 * 1024
 _SAID: Final = 20
+_OPEN, _READ, _RELEASE = int(Operation.OPEN), int(Operation.READ), int(Operation.RELEASE)
 _SMALL, _CACHED, _PASSED = range(3)  # handles
 _OPENED_SMALL: Final = wire.opened(_SMALL, OpenFlag.DIRECT_IO | OpenFlag.NO_FLUSH)
 _OPENED_SMALL_CACHED: Final = wire.opened(_SMALL, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
@@ -72,7 +73,7 @@ class Service:
         self._tree = tree
         self._objects = objects
         self._files = files
-        self._maps_direct_io = Feature.DIRECT_IO_MAPS in features
+        self._opened_small = _OPENED_SMALL if Feature.DIRECT_IO_MAPS in features else _OPENED_SMALL_CACHED
         self._listed_ns = listed_ns
         self._file_mode = stat.S_IFREG | modes
         self._directory_mode = stat.S_IFDIR | modes | 0o111
@@ -92,6 +93,27 @@ class Service:
             Operation.READDIR: lambda request: self._list(request, plus=False),
             Operation.READDIRPLUS: lambda request: self._list(request, plus=True),
         }
+
+    def answer_at_once(self, operation: int, node: int, task: int, data: bytearray) -> Buffer | None:
+        """Return the answer if it is about a small file and what the tier holds of it; None: ``answer`` has it.
+
+        That is what a node is asked for most, and this takes half the time.
+
+        Args:
+            operation: Number of the operation.
+            node: What it is about.
+            task: Thread that asks.
+            data: All of the request.
+        """
+        if operation == _READ:
+            handle, offset, size_bytes = wire.READ_BODY.unpack_from(data, wire.HEADER_BYTES)
+            return self._objects.read_at_once(node - FIRST_FILE, offset, size_bytes, task) if handle == _SMALL else None
+        if operation == _OPEN:
+            is_small = self._objects.is_at_most(node - FIRST_FILE, SMALL_BYTES)
+            return self._opened_small if is_small and wire.opens_to_read(data, wire.HEADER_BYTES) else None
+        if operation == _RELEASE and wire.parse_handle(data, wire.HEADER_BYTES) == _SMALL:
+            return b""
+        return None
 
     def answer(self, request: Request) -> Buffer | int:
         """Return the body of the answer, or the errno."""
@@ -183,14 +205,14 @@ class Service:
     # ------------------------------------------------------------ files
 
     def _open(self, request: Request) -> bytes:
-        if wire.parse_open_flags(request.body) & os.O_ACCMODE != os.O_RDONLY:
+        if not wire.opens_to_read(request.body):
             raise OSError(errno.EROFS, "read-only")
         object_id = self._object(request.node)
         size = self._objects.size(object_id)
-        if size is None or (size <= SMALL_BYTES and self._maps_direct_io):
+        if size is None:
             return _OPENED_SMALL
         if size <= SMALL_BYTES:
-            return _OPENED_SMALL_CACHED
+            return self._opened_small
         number = self._files.opened(object_id)
         if number:
             return wire.opened(_PASSED, OpenFlag.PASSTHROUGH | OpenFlag.NO_FLUSH, number)

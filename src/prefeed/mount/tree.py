@@ -19,7 +19,9 @@ from prefeed.sources.manifest import Manifest
 
 ROOT: Final = 1
 _FIRST_LINK: Final = 2
-_FIRST_FILE: Final = 1024
+FIRST_FILE: Final = 1024
+"""Number of the file that is the first object."""
+
 _DEPTH_BIT: Final = 40
 _BELOW_DEPTH: Final = (1 << _DEPTH_BIT) - 1
 _NAME_BYTES: Final = 255
@@ -98,8 +100,8 @@ class Tree:
         self._root = Directory(b"", range(manifest.num_objects), 0)
         self._children: dict[int, Children] = {}
         self._directories: dict[int, Directory] = {}
-        if len(self.links) > _FIRST_FILE - _FIRST_LINK:
-            raise ValueError(f"{len(self.links)} links, and at most {_FIRST_FILE - _FIRST_LINK} are possible")
+        if len(self.links) > FIRST_FILE - _FIRST_LINK:
+            raise ValueError(f"{len(self.links)} links, and at most {FIRST_FILE - _FIRST_LINK} are possible")
         for link in self.links:
             if self._listed(self._root, link.name):
                 raise ValueError(f"{manifest.url} has {link.name.decode(*ENCODING)!r} already")
@@ -110,7 +112,7 @@ class Tree:
             return self._root
         if number >> _DEPTH_BIT:
             return self._directories.get(number) or self._directory(number)
-        if number >= _FIRST_FILE:
+        if number >= FIRST_FILE:
             object_id = self.object_id(number)
             return None if object_id is None else File(object_id)
         index = number - _FIRST_LINK
@@ -118,7 +120,7 @@ class Tree:
 
     def object_id(self, number: int) -> int | None:
         """Return the object that the file with this number is; None for what is no file."""
-        object_id = number - _FIRST_FILE
+        object_id = number - FIRST_FILE
         return object_id if 0 <= object_id < self._root.objects.stop else None
 
     def look_up(self, directory: Directory, name: bytes) -> int:
@@ -167,7 +169,7 @@ class Tree:
         for place, object_id in enumerate(ids, before_files + start + 1):
             name = bytes(paths[offsets[object_id] + skip : offsets[object_id + 1]])
             if _is_possible(name) and name not in hidden:
-                yield Named(_FIRST_FILE + object_id, name, place)
+                yield Named(FIRST_FILE + object_id, name, place)
 
     def _listed(self, directory: Directory, name: bytes) -> int:
         path = directory.prefix + name
@@ -176,8 +178,8 @@ class Tree:
         if not is_file or self._has_shadows:
             below = self._lower_bound(path + b"/", range(first, directory.objects.stop))
             if below < directory.objects.stop and self._path(below).startswith(path + b"/"):
-                return ((directory.depth + 1) << _DEPTH_BIT) + _FIRST_FILE + below
-        return _FIRST_FILE + first if is_file else 0
+                return ((directory.depth + 1) << _DEPTH_BIT) + FIRST_FILE + below
+        return FIRST_FILE + first if is_file else 0
 
     def _path(self, object_id: int) -> bytes:
         return bytes(self._blob[self._offsets[object_id] : self._offsets[object_id + 1]])
@@ -187,7 +189,7 @@ class Tree:
         return objects.start + bisect_left(objects, wanted, key=self._path)
 
     def _directory(self, number: int) -> Directory | None:
-        depth, first = number >> _DEPTH_BIT, (number & _BELOW_DEPTH) - _FIRST_FILE
+        depth, first = number >> _DEPTH_BIT, (number & _BELOW_DEPTH) - FIRST_FILE
         if not 0 <= first < self.manifest.num_objects:
             return None
         names = self.manifest.path_bytes(first).split(b"/")
@@ -217,7 +219,7 @@ class Tree:
             below = self.manifest.paths_below((directory.prefix + name).decode(*ENCODING))
             if name and below.stop > at:
                 if _is_possible(name):
-                    directories.append((name, (depth << _DEPTH_BIT) + _FIRST_FILE + at))
+                    directories.append((name, (depth << _DEPTH_BIT) + FIRST_FILE + at))
                 at = below.stop
             else:
                 at += 1  # a path with two slashes in a row

@@ -137,7 +137,7 @@ class SlowTree:
         self._send_in(self._open_seconds, request.unique, outcome)
 
     def _open_file(self, request: Request) -> int:
-        if wire.parse_open_flags(request.body) & os.O_ACCMODE != os.O_RDONLY:
+        if not wire.opens_to_read(request.body):
             raise OSError(errno.EROFS, "read-only")
         return os.open(self._real(request.node), os.O_RDONLY | os.O_CLOEXEC)
 
