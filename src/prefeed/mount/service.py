@@ -97,7 +97,7 @@ class Service:
     def answer_at_once(self, operation: int, node: int, task: int, data: bytearray) -> Buffer | None:
         """Return the answer if it is about a small file and what the tier holds of it; None: ``answer`` has it.
 
-        That is what a node is asked for most, and this takes half the time.
+        That is what a mount is asked for most, and the way is shorter.
 
         Args:
             operation: Number of the operation.
