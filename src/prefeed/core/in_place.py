@@ -18,6 +18,9 @@ MOST_MEASURED: Final = 16
 SHORT_SECONDS: Final = 10.0
 """An epoch that is over sooner gains nothing from a server that has to start, and then to ask for each file what it is."""
 
+START_SECONDS: Final = 0.5
+"""About what the start of a server takes."""
+
 _MOST_TIMES: Final = 2
 _LEAST_MEASURED: Final = 4
 _LONGEST_PAUSE: Final = 32
@@ -43,7 +46,9 @@ def judge(*, num_reads: int, num_slow: int) -> Storage:
     return Storage.QUICK if num_reads >= MOST_MEASURED else Storage.UNKNOWN
 
 
-def is_short(*, waited_seconds: float, num_reads: int, num_samples: int, num_workers: int) -> bool:
+def is_short(
+    *, waited_seconds: float, num_reads: int, num_samples: int, num_workers: int, has_been: bool = False
+) -> bool:
     """Return whether an epoch over slow storage is over before a server could pay: ``SHORT_SECONDS``, by what reads waited.
 
     Args:
@@ -51,8 +56,10 @@ def is_short(*, waited_seconds: float, num_reads: int, num_samples: int, num_wor
         num_reads: That were measured.
         num_samples: Of the epoch, each taken to be one read.
         num_workers: That read side by side; 0: the loop itself.
+        has_been: Another loader has read such a dataset before, and more will: ``START_SECONDS``.
     """
-    return num_reads > 0 and waited_seconds / num_reads * num_samples / max(1, num_workers) < SHORT_SECONDS
+    most_seconds = START_SECONDS if has_been else SHORT_SECONDS
+    return num_reads > 0 and waited_seconds / num_reads * num_samples / max(1, num_workers) < most_seconds
 
 
 def was_short(*, waited_seconds: float) -> bool:

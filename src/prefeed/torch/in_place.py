@@ -62,6 +62,9 @@ NO_FILES = "its samples are read in place: they opened no file below the roots t
 _said: set[tuple[str, str]] = set()
 """Origins and reasons of which the log says that they are read in place."""
 
+_stayed: set[tuple[str, str, int]] = set()
+"""Class and length of datasets of which this process has read an epoch in place though storage was slow."""
+
 _AT_ONCE = 16
 """Samples that are made without a look, once storage is known to be quick."""
 
@@ -393,18 +396,25 @@ class Place:
         """Return whether an epoch whose reads are slow is read in place to its end: it is short, and nothing is known of its files.
 
         Then a server would have to start, and be asked for each file what it is: that takes longer than to open the files. So it is once,
-        of a loader's first epoch; what its samples open is noted, and the next one is fetched ahead.
+        of a loader's first epoch; what its samples open is noted, and the next one is fetched ahead. A program that makes another
+        loader for each epoch has the server from the second one on, unless each is over before a server has started.
         """
+        inner, num_workers = self.dataset.inner, self._num_workers
+        kind = type(inner).__module__, type(inner).__qualname__, len(inner)
         may_stay = self._measures and self.dataset.seen is not None and self.config.autostart and not self._has_stayed
         if not may_stay or is_listening(self.config):
             return False
-        inner, num_workers = self.dataset.inner, self._num_workers
         waited_seconds, num_reads = self.state.waited()
         if not is_short(
-            waited_seconds=waited_seconds, num_reads=num_reads, num_samples=len(inner), num_workers=num_workers
+            waited_seconds=waited_seconds,
+            num_reads=num_reads,
+            num_samples=len(inner),
+            num_workers=num_workers,
+            has_been=kind in _stayed,
         ) or columns_of(inner, self.config):
             return False
         self._has_stayed = True
+        _stayed.add(kind)
         self.state.stay()
         return True
 

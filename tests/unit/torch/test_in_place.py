@@ -288,8 +288,9 @@ def slow(one: Place, *, waited_ns: int = 5_000_000) -> None:
 
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server listens."""
+    """No server listens, and nothing was read before."""
     monkeypatch.setattr(module_in_place, "is_listening", lambda _: False)
+    monkeypatch.setattr(module_in_place, "_stayed", set())
 
 
 @pytest.mark.usefixtures("_alone")
@@ -305,6 +306,16 @@ def test_a_short_epoch_of_unknown_files_stays_in_place_once(root: Path) -> None:
     slow(one)
     assert one.should_join()
     assert not one.stays()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_another_loader_for_each_epoch_stays_in_place_once(root: Path) -> None:
+    """Unless its epoch is over before a server has started, as one that is made in each sample may be."""
+    for waited_ns, stays in ((50_000_000, True), (50_000_000, False), (5_000_000, True)):
+        one = place(root)
+        one.epoch_begins(in_place=True)
+        slow(one, waited_ns=waited_ns)
+        assert one.stays() is stays
 
 
 @pytest.mark.usefixtures("_alone")
