@@ -198,6 +198,30 @@ def test_a_source_that_refuses_is_said_once_while_it_is_tried_again() -> None:
     assert errors_of(asker.reports(KEY)) == ""
 
 
+def test_a_set_whose_document_is_not_understood_keeps_none_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    """Documents may be older than the definition that would refuse them."""
+    cluster = Cluster(is_checked=False)
+    for name in ("a", "b"):
+        document = node_mode()
+        document["metadata"]["name"] = name
+        cluster.add(document)
+    operator = Operator(cluster)
+    operator.settle()
+    for name in ("a", "b"):
+        serve(cluster, 1, name)
+    cluster.change("SampleSet", "a", {"spec": {"partitions": "many"}})
+    now(operator.carrier.see_all([""]))
+
+    async def ask(url: str) -> bytes:
+        return told(printed(name="b"))
+
+    asker = Asker(operator.world, ask, lambda _: None)
+    asyncio.run(asker.round())
+
+    assert list(asker.reports(Key("default", "b"))) == ["b-runtime-0"]
+    assert "a in default: its servers are not asked" in caplog.text
+
+
 def test_a_set_that_is_cached_whole_is_asked_for_rarely() -> None:
     cluster = Cluster()
     cluster.add(node_mode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
@@ -24,6 +25,8 @@ _ROUNDS_OF_COMPLETE: Final = 10
 _MOST_AT_ONCE: Final = 16
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30.0, connect=5.0)
 _MOST_BYTES: Final = 64 * 1024
+
+_log = logging.getLogger("prefeed.operator")
 
 Ask = Callable[[str], Awaitable[bytes]]
 """Returns what a URL answers; empty: nothing."""
@@ -66,7 +69,11 @@ class Asker:
         now, limit = datetime.now(UTC), asyncio.Semaphore(_MOST_AT_ONCE)
         asked = []
         for key in sorted(keys):
-            servers = servers_of(self._world.group(key, now=now, choices=Choices()))
+            try:
+                servers = servers_of(self._world.group(key, now=now, choices=Choices()))
+            except Exception:  # noqa: BLE001 - a defect that one document shows must not end the work at all others
+                _log.exception("%s in %s: its servers are not asked", key.name, key.namespace)
+                continue
             self._keep(key, {pod: self.reports(key)[pod] for pod in servers if pod in self.reports(key)})
             if is_complete(list(self.reports(key).values())) and self._number % _ROUNDS_OF_COMPLETE:
                 continue
