@@ -63,7 +63,7 @@ http {{
         location = /{status_path} {{ stub_status; }}
         {listings}
         location / {{ {serve} }}
-        location @files {{ root {root}; }}
+        location @files {{ root {root}; {rate} }}
     }}
 }}
 """
@@ -73,6 +73,9 @@ _LISTINGS: Final = """\
 if ($args ~ list-type=2) {{ rewrite ^ /.listings last; }}
 location = /.listings {{ internal; proxy_pass {url}; }}
 """
+
+_RATE: Final = "limit_rate {rate}; sendfile_max_chunk 256k;"
+"""nginx waits after each part that it sends, and parts are as large as the socket takes if nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,13 @@ class RequestCounter:
 
 @contextlib.contextmanager
 def nginx_origin(
-    root: Path, latency_seconds: float = 0.0, *, num_workers: int = 1, every_path: str = "", listings: str = ""
+    root: Path,
+    latency_seconds: float = 0.0,
+    *,
+    num_workers: int = 1,
+    every_path: str = "",
+    listings: str = "",
+    connection_bytes_per_second: int = 0,
 ) -> Iterator[Origin]:
     """Serve ``root`` with nginx for the time of the block; each answer waits ``latency_seconds`` first.
 
@@ -135,6 +144,7 @@ def nginx_origin(
         num_workers: nginx's worker processes.
         every_path: If given, this file of ``root`` is the answer to every path, without latency.
         listings: If given, S3's listings are answered by the server at this URL, which adds the latency itself.
+        connection_bytes_per_second: At most, of answers with latency; 0: as the machine gives.
 
     Raises:
         MissingRequirementError: nginx or its echo module is not installed.
@@ -155,6 +165,7 @@ def nginx_origin(
             "root": root.resolve(),
             "status_path": STATUS_PATH,
             "serve": serve,
+            "rate": _RATE.format(rate=connection_bytes_per_second) if connection_bytes_per_second else "",
             "listings": _LISTINGS.format(url=listings) if listings else "",
         }
         conf = Path(scratch) / "nginx.conf"

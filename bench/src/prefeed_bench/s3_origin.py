@@ -53,13 +53,16 @@ class Bucket:
 
 
 @contextlib.contextmanager
-def s3_bucket(root: Path, name: str, latency_seconds: float) -> Iterator[Bucket]:
+def s3_bucket(
+    root: Path, name: str, latency_seconds: float, *, connection_bytes_per_second: int = 0
+) -> Iterator[Bucket]:
     """Serve the files below ``root / name`` as a bucket for the time of the block; links are followed.
 
     Args:
         root: Directory whose entries are buckets; nothing else should be in it.
         name: One of them.
         latency_seconds: Added to each answer, listings included.
+        connection_bytes_per_second: At most; 0: as the machine gives.
 
     Raises:
         MissingRequirementError: nginx or its echo module is not installed.
@@ -68,7 +71,12 @@ def s3_bucket(root: Path, name: str, latency_seconds: float) -> Iterator[Bucket]
     entries = list_entries(root / name)
     with (
         _lister(entries, latency_seconds) as port,
-        nginx_origin(root, latency_seconds, listings=f"http://127.0.0.1:{port}") as origin,
+        nginx_origin(
+            root,
+            latency_seconds,
+            listings=f"http://127.0.0.1:{port}",
+            connection_bytes_per_second=connection_bytes_per_second,
+        ) as origin,
     ):
         env = {
             "AWS_ENDPOINT_URL": origin.url.rstrip("/"),

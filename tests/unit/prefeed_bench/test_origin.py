@@ -127,6 +127,12 @@ def test_every_path_may_give_one_file(root: Path) -> None:
         assert get(origin.url + "x/y/z.jpg") == b""
 
 
+def test_nginx_that_gives_connections_little_sends_the_same(root: Path) -> None:
+    """How fast is a question of time, which no test asks; a wrong directive ends nginx."""
+    with nginx_origin(root, 0.001, connection_bytes_per_second=10_000_000) as origin:
+        assert get(origin.url + "cat/a%20b.jpg") == bytes(range(256)) * 300
+
+
 def test_file_server_ends_with_the_process_that_started_it(root: Path) -> None:
     program = (
         "import pathlib, sys, time\n"
