@@ -140,12 +140,14 @@ class Scheduling(RuleBasedStateMachine):
             self._count(consumer)
         self.ring.scheduler.consumed(consumer, dataset, [object_id])
 
-    @rule(consumer=st.integers(0, 3), dataset=st.integers(1, 2), object_id=st.integers(0, OBJECTS - 1))
-    def ask(self, consumer: int, dataset: int, object_id: int) -> None:
+    @rule(
+        consumer=st.integers(0, 3), dataset=st.integers(1, 2), object_id=st.integers(0, OBJECTS - 1), once=st.booleans()
+    )
+    def ask(self, consumer: int, dataset: int, object_id: int, once: bool = False) -> None:
         """Its look may also have been long ago."""
         if self.ring.scheduler.tables[dataset].state[object_id] != FAILED:
             self._count(consumer)
-        self.ring.demand(dataset, object_id, consumer=consumer)
+        self.ring.demand(dataset, object_id, consumer=consumer, once=once)
 
     def _count(self, consumer: int) -> None:
         if consumer in self.counted:

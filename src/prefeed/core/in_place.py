@@ -22,7 +22,9 @@ START_SECONDS: Final = 0.5
 """About what the start of a server takes."""
 
 _MOST_TIMES: Final = 2
-_LEAST_MEASURED: Final = 4
+LEAST_MEASURED: Final = 4
+"""Reads that say something of storage, if most of them were slow."""
+
 _LONGEST_PAUSE: Final = 32
 
 
@@ -41,7 +43,7 @@ def judge(*, num_reads: int, num_slow: int) -> Storage:
         num_reads: Measured, the last ones of each process.
         num_slow: Of these, reads that waited longer than ``QUICK_NS``.
     """
-    if num_reads >= _LEAST_MEASURED and 2 * num_slow > num_reads:
+    if num_reads >= LEAST_MEASURED and 2 * num_slow > num_reads:
         return Storage.SLOW
     return Storage.QUICK if num_reads >= MOST_MEASURED else Storage.UNKNOWN
 

@@ -27,7 +27,7 @@ from prefeed.client.launch import is_listening
 from prefeed.client.node import NodeClient
 from prefeed.client.seen import ROW_BYTES, SeenFiles
 from prefeed.config import Config
-from prefeed.core.in_place import MOST_MEASURED, Course, PlacePolicy, Storage, is_short, was_short
+from prefeed.core.in_place import LEAST_MEASURED, MOST_MEASURED, Course, PlacePolicy, Storage, is_short, was_short
 from prefeed.interception import answers_everywhere, in_sample, original_open, reads_from
 from prefeed.loaders.access import Opening, columns_of
 from prefeed.loaders.guesses import Column, Guess
@@ -56,6 +56,7 @@ SHORT = (
 )
 NOT_READY = "its samples are read in place: the node server was not ready before the epoch ended"
 SLOW = "storage is slow"
+FEW_FILES = "its samples are read in place: they opened too few files to tell whether the cache would help"
 NO_FILES = "its samples are read in place: they opened no file below the roots that was measured"
 
 
@@ -338,7 +339,10 @@ class Place:
             return SHORT
         if not self._measures or self.state.storage() is Storage.SLOW:
             return NOT_READY
-        return QUICK if self.state.num_measured() else NO_FILES
+        num_measured = self.state.num_measured()
+        if num_measured < LEAST_MEASURED:
+            return FEW_FILES if num_measured else NO_FILES
+        return QUICK
 
     def reads(self, *, question_seconds: float | None) -> OriginReads:
         """Return how the samples of this epoch were read so far.

@@ -22,7 +22,7 @@ from prefeed.tally import opens, program
 from prefeed.torch import attachment as module
 from prefeed.torch import in_place as module_in_place
 from prefeed.torch.attachment import Attachment, _may_begin_in_place
-from prefeed.torch.in_place import NO_FILES, NOT_READY, QUICK, SHORT, InPlace, Place
+from prefeed.torch.in_place import FEW_FILES, NO_FILES, NOT_READY, QUICK, SHORT, InPlace, Place
 
 
 class Files:
@@ -370,6 +370,8 @@ def test_why_an_epoch_was_read_in_place(root: Path) -> None:
     one = place(root)
     one.epoch_begins(in_place=True)
     assert one.why_in_place() == NO_FILES
+    one.state.measured(0, is_slow=True)
+    assert one.why_in_place() == FEW_FILES
     one.dataset.__getitems__(list(range(40)))
     assert one.why_in_place() == QUICK
     for _ in range(MOST_MEASURED):
