@@ -12,7 +12,7 @@ import numpy as np
 
 from prefeed.client.block_order import Order
 from prefeed.client.blocks import BlockObject, Blocks, blocks_of
-from prefeed.client.row_groups import FooterReader, RowGroups
+from prefeed.client.row_groups import FooterReader, RowGroups, row_groups_of
 from prefeed.types import Buffer
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class BlockFile(io.BufferedIOBase):
         self._is_collected = False
         self._at_half: Callable[[BlockFile], None] | None = None
         self._footer = FooterReader(self._size)
+        self._unread_footer = b""
         self._row_groups: RowGroups | None = None
 
     @property
@@ -165,7 +166,7 @@ class BlockFile(io.BufferedIOBase):
         data = np.empty(count, dtype=np.uint8).data
         self._fill(self._position, data)
         if self._footer.may_be_in(self._position, count):
-            self._learn(self._position, bytes(data))
+            self._unread_footer = self._footer.look(self._position, data)
         self._position += count
         return data
 
@@ -227,7 +228,8 @@ class BlockFile(io.BufferedIOBase):
         """The same, for a file that is read as another one was; see ``Order.begin_as``."""
         self._require_open()
         if self._size and self._blocks.tier(self._opened) is not None and not self._is_in_tier(0):
-            indices = self._order.begin_as(before._order)
+            has_footer = bool(before._unread_footer) or before._row_groups is not None
+            indices = self._order.begin_as(before._order, end_first=has_footer)
             if indices:
                 self._consumer = self._blocks.begin_plan(
                     self._opened, indices, resident=not self._blocks.config.read_once
@@ -302,7 +304,7 @@ class BlockFile(io.BufferedIOBase):
             self._copy = offset, data
             data = data[:count]
         if self._footer.may_be_in(offset, count):
-            self._learn(offset, data)
+            self._unread_footer = self._footer.look(offset, data)
         return data
 
     def _from_tier(self, offset: int, length: int, wanted: int) -> bytes | None:
@@ -365,10 +367,12 @@ class BlockFile(io.BufferedIOBase):
         if self._consumer and not self._order.is_followed():
             self._end_plan()
 
-    def _learn(self, offset: int, data: bytes) -> None:
-        """The end of the object was read, which may say what is read next."""
-        found = self._footer.look(offset, data)
+    def _learn(self) -> None:
+        """A block is missing: what its format says of the object shows what is read next, from the last read on."""
+        footer, self._unread_footer = self._unread_footer, b""
+        found = row_groups_of(footer)
         if found is not None:
+            found.note(*self._order.last)
             self._row_groups = found
             self._order.expect(found.after)
 
@@ -456,6 +460,8 @@ class BlockFile(io.BufferedIOBase):
     def _begin_plan_alone(self, index: int, end: int) -> None:
         if self._consumer:
             return
+        if self._unread_footer:
+            self._learn()
         indices = self._order.begin(index, end)
         if len(indices) > 1:
             self._consumer = self._blocks.begin_plan(self._opened, indices, resident=not self._blocks.config.read_once)

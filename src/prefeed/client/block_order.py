@@ -62,6 +62,11 @@ class Order:
         self._before = self._state()
 
     @property
+    def last(self) -> tuple[int, int]:
+        """Offset and number of bytes of the last read."""
+        return self._last
+
+    @property
     def is_sequential(self) -> bool:
         """True when the last read went on after a quarter of a block or more, or all of the object is going to be read."""
         return bool(self._readahead) or self.run_bytes - self._last[1] >= max(1, self.block_bytes // 4)
@@ -130,13 +135,17 @@ class Order:
         self.planned.add(index)
         return blocks
 
-    def begin_as(self, other: Order) -> list[int]:
+    def begin_as(self, other: Order, *, end_first: bool) -> list[int]:
         """Return the blocks that are read first if this object is read as another one was, of which half has been read.
 
-        A reader of all bytes reads all of this object, too. One that knew from the end of its object where to read looks there first.
+        A reader of all bytes reads all of this object, too.
+
+        Args:
+            other: Of the other object.
+            end_first: The reader looks at the end of an object before it reads the rest.
         """
         blocks: dict[int, None] = {}
-        if other._following is not None:
+        if end_first:
             first = max(0, self._size - _END_BYTES) // self.block_bytes
             blocks.update(dict.fromkeys(range(first, self._num_blocks)))
         if other._asked * _OVERHEAD >= sum(other._last):

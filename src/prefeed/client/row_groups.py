@@ -81,24 +81,24 @@ class FooterReader:
             return offset <= self._start and offset + count >= self._size - _END_BYTES
         return offset + count == self._size and _END_BYTES <= count <= _MOST_BYTES
 
-    def look(self, offset: int, data: bytes) -> RowGroups | None:
-        """Return the row groups of a Parquet file whose footer has been read; None: it has not, or it is another file.
+    def look(self, offset: int, data: bytes | memoryview) -> bytes:
+        """Return the footer of a Parquet file, to the end of the file; empty: it has not been read, or it is another file.
 
         Args:
             offset: Of a read that may have it.
             data: What was read.
         """
-        if not self._end and data.endswith(_MAGIC):
-            self._end = data[-_END_BYTES:]
+        if not self._end and data[-len(_MAGIC) :] == _MAGIC:
+            self._end = bytes(data[-_END_BYTES:])
             self._start = self._size - _END_BYTES - int.from_bytes(self._end[:4], "little")
         if not self._end or self._start < 0:
-            return None
+            return b""
         begin, length = self._start - offset, self._size - _END_BYTES - self._start
         if begin < 0 or begin + length > len(data):
-            return None
-        footer = data[begin : begin + length]
+            return b""
+        footer = bytes(data[begin : begin + length])
         self._start = -1  # once
-        return row_groups_of(footer + self._end)
+        return footer + self._end
 
 
 def row_groups_of(footer: bytes) -> RowGroups | None:
