@@ -314,6 +314,9 @@ def _stream_parquet(root: Path) -> None:
         assert _joined(parts).equals(expected)
     statistics = prefeed.statistics()
     assert statistics.origin_bytes == 2 * size
+    with pytest.MonkeyPatch.context() as patch, fsspec.open(urls[0]) as file:
+        patch.setattr("prefeed.client.block_file.row_groups_of", lambda _: pytest.fail("all of it is cached"))
+        assert pq.read_table(file).equals(expected)
     assert hugging_face.following(str(second)) is None
 
 
