@@ -1,0 +1,26 @@
+"""How far a listing has come, on a terminal. Imported only where there is one."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from prefeed.types import ListingProgress
+
+
+class ListingOnTerminal:
+    """Shows the objects that were listed, until it is left. A context manager."""
+
+    def __init__(self, url: str) -> None:
+        columns = (TextColumn("listing {task.description}: {task.completed:,.0f} objects"), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._url = url
+
+    def __enter__(self) -> ListingProgress:
+        progress = self._progress
+        progress.start()
+        task = progress.add_task(self._url, total=None)
+        return lambda objects, size: progress.update(task, completed=objects)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
