@@ -253,12 +253,12 @@ def _torch_dataset(job: LoadingJob) -> Any:
 
 def _prefeed_dataset(job: LoadingJob) -> Any:
     """Return prefeed's data set, or torchvision's, cached or not."""
-    from prefeed import CachedDataset
+    import prefeed
     from prefeed.datasets import ImageFolder, ImageList, Objects  # as above
 
     if job.torchvision or job.cached:
         pictures = _torch_dataset(job)
-        return CachedDataset(pictures) if job.cached else pictures
+        return prefeed.CachedDataset(pictures) if job.cached else pictures
     if job.sample == "bytes":
         return Objects(job.data, pattern="**/*.jpg")
     if job.sample == "listed":

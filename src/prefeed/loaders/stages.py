@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from prefeed.client.access import CachedSamples
 from prefeed.loaders.kinds import is_just_a
-from prefeed.stage_cache import CachedDataset, MappedDataset
+
+if TYPE_CHECKING:
+    from prefeed.stage_cache.dataset import CachedDataset, MappedDataset
+
+_STAGES: Final = "prefeed.stage_cache.dataset"
+"""Not imported here: it takes 30 ms of processor time, and who has a stage has imported it."""
 
 _GROUP = 4096
 """Samples looked up in one go: a long look into a cache keeps what is freed from being used again."""
@@ -70,14 +76,24 @@ class _Joined:
         return all(part.has_room() for part in self.parts)
 
 
+def is_cached(dataset: Any) -> TypeGuard[CachedDataset]:
+    """Return True for a stage whose samples are cached."""
+    return isinstance(dataset, getattr(sys.modules.get(_STAGES), "CachedDataset", ()))
+
+
+def is_mapped(dataset: Any) -> TypeGuard[MappedDataset]:
+    """Return True for a stage that computes its samples each time."""
+    return isinstance(dataset, getattr(sys.modules.get(_STAGES), "MappedDataset", ()))
+
+
 def peeled(dataset: Any) -> tuple[Any, CachedSamples | None]:
     """Return the dataset without the stages that are mapped or cached, and where its samples may be found instead.
 
     The topmost stage that is cached counts. Of a ``ConcatDataset`` each part must have one, else its samples are taken for not cached.
     """
-    if isinstance(dataset, CachedDataset):
+    if is_cached(dataset):
         return peeled(dataset.dataset)[0], InStage(dataset)
-    if isinstance(dataset, MappedDataset):
+    if is_mapped(dataset):
         return peeled(dataset.dataset)
     if is_just_a(dataset, "Subset"):
         inner, cached = peeled(dataset.dataset)
@@ -94,9 +110,9 @@ def peeled(dataset: Any) -> tuple[Any, CachedSamples | None]:
 
 def begin_pass(dataset: Any) -> None:
     """An epoch over this dataset begins: its cached stages look at what they depend on before workers are started."""
-    if isinstance(dataset, CachedDataset):
+    if is_cached(dataset):
         dataset.begin_pass()
-    if isinstance(dataset, CachedDataset | MappedDataset) or is_just_a(dataset, "Subset"):
+    if is_cached(dataset) or is_mapped(dataset) or is_just_a(dataset, "Subset"):
         begin_pass(dataset.dataset)
     elif is_just_a(dataset, "ConcatDataset"):
         for part in dataset.datasets:

@@ -25,11 +25,38 @@
 ``claims``         locks on entries that are being computed
 """
 
-from prefeed.stage_cache.cache import CacheStatistics as CacheStatistics
-from prefeed.stage_cache.cache import DatasetCache as DatasetCache
-from prefeed.stage_cache.dataset import CachedDataset as CachedDataset
-from prefeed.stage_cache.dataset import MappedDataset as MappedDataset
-from prefeed.stage_cache.dataset import cached as cached
-from prefeed.stage_cache.dataset import map as map
-from prefeed.stage_cache.dataset import mapped as mapped
-from prefeed.stage_cache.randomness import not_random as not_random
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prefeed.stage_cache.cache import CacheStatistics, DatasetCache
+    from prefeed.stage_cache.dataset import CachedDataset, MappedDataset, cached, map, mapped
+    from prefeed.stage_cache.randomness import not_random
+
+__all__ = [
+    "CacheStatistics",
+    "CachedDataset",
+    "DatasetCache",
+    "MappedDataset",
+    "cached",
+    "map",
+    "mapped",
+    "not_random",
+]
+
+_HOMES = {"CacheStatistics": "cache", "DatasetCache": "cache", "not_random": "randomness"}
+"""Modules; all else is in ``dataset``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'prefeed.stage_cache' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"prefeed.stage_cache.{_HOMES.get(name, 'dataset')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

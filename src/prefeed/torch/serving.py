@@ -7,6 +7,7 @@ reader is in charge of this thread: prefeed's datasets use it, and files that th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from dataclasses import astuple, replace
 from multiprocessing import util
 from queue import Empty
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +33,14 @@ from prefeed.client.reader import ObjectReader
 from prefeed.client.readers import serving
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
-from prefeed.loaders.stages import has_cached_stage
+from prefeed.loaders.stages import has_cached_stage, is_cached, is_mapped
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
-from prefeed.stage_cache import CachedDataset, MappedDataset
-from prefeed.stage_cache.auditing import waiting
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.sending import BorrowedBytes
+
+if TYPE_CHECKING:
+    from prefeed.stage_cache.auditing import Waiting
 
 _IDLE_SECONDS: Final = 0.002
 """A loop that takes a batch at once asks for the next one sooner than that."""
@@ -57,30 +59,34 @@ def audit_when_idle(worker: FrameType, scope: Callable[[], AbstractContextManage
     """
     queue: Any = worker.f_locals.get("index_queue")
     if callable(getattr(queue, "get", None)):
-        queue.get = _Asking(queue.get, scope).get
+        waiting = importlib.import_module("prefeed.stage_cache.auditing").waiting  # as the stage has done before
+        queue.get = _Asking(queue.get, scope, waiting).get
         waiting.is_attended = True
 
 
 class _Asking:
     """In place of the ``get`` of a worker's queue."""
 
-    def __init__(self, original: Callable[..., Any], scope: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(
+        self, original: Callable[..., Any], scope: Callable[[], AbstractContextManager[Any]], waiting: Waiting
+    ) -> None:
         self._original = original
         self._scope = scope
+        self._waiting = waiting
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        while waiting and block:
+        while self._waiting and block:
             try:
                 return self._ended(self._original(timeout=_IDLE_SECONDS))
             except Empty:
                 with self._scope():
-                    waiting.make_one()
+                    self._waiting.make_one()
         return self._ended(self._original(block, timeout))
 
     def _ended(self, asked: Any) -> Any:
-        if asked is None and waiting:
+        if asked is None and self._waiting:
             with self._scope():
-                waiting.make_rest()
+                self._waiting.make_rest()
         return asked
 
 
@@ -453,7 +459,7 @@ def own_batch_method(dataset: Any, indices: Any) -> Callable[[Any], list[Any]] |
         indices: Of the batch.
     """
     method = getattr(dataset, "__getitems__", None)
-    if not callable(method) or isinstance(dataset, CachedDataset | MappedDataset):
+    if not callable(method) or is_cached(dataset) or is_mapped(dataset):
         return None
     if type(dataset) is Subset and own_batch_method(dataset.dataset, []) is None:
         return None
@@ -502,9 +508,9 @@ def samples_of(
         return (
             [dict(zip(parts, row, strict=True)) for row in rows] if isinstance(dataset.datasets, dict) else list(rows)
         )
-    if isinstance(dataset, CachedDataset):
+    if is_cached(dataset):
         return dataset.samples(indices, making=making, borrow=None if lent is None else lent.borrow())
-    if isinstance(dataset, MappedDataset) and has_cached_stage(dataset):
+    if is_mapped(dataset) and has_cached_stage(dataset):
         return [dataset.fn(sample) for sample in samples_of(dataset.dataset, indices, making)]
     samples = []
     for position, index in enumerate(indices):
