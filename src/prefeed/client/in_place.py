@@ -17,6 +17,7 @@ import os
 import stat
 import time
 from array import array
+from functools import partial
 from typing import Any, Final, Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -28,6 +29,7 @@ from prefeed.tally import opens
 
 _WORD_BYTES: Final = 8
 _NUM_ROWS: Final = 64
+_LEAST_ROWS: Final = 8
 _NUM_COLUMNS: Final = 9
 _NUM_HEADS: Final = 4
 _NOTE_AT: Final = _NUM_HEADS + _NUM_ROWS * _NUM_COLUMNS
@@ -64,13 +66,20 @@ class PlaceState:
     64 workers some share a row, and an outcome may be lost. Pickles as its memory.
     """
 
-    def __init__(self, memory: SharedBytes) -> None:
-        """Use this memory, which begins as zeros."""
+    def __init__(self, memory: SharedBytes, *, num_rows: int = _NUM_ROWS) -> None:
+        """Use this memory, which begins as zeros.
+
+        Args:
+            memory: Of ``STATE_BYTES``.
+            num_rows: Rows that are looked at, for that number of processes; at least 8, at most 64.
+        """
         self._memory = memory
+        self._num_rows = min(_NUM_ROWS, max(_LEAST_ROWS, num_rows))
+        self._rows_at = range(_NUM_HEADS, _NUM_HEADS + self._num_rows * _NUM_COLUMNS, _NUM_COLUMNS)
         self._words: memoryview | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (PlaceState, (self._memory,))
+        return (partial(PlaceState, num_rows=self._num_rows), (self._memory,))
 
     @property
     def words(self) -> memoryview:
@@ -135,7 +144,7 @@ class PlaceState:
 
     def _row(self, row: int) -> int:
         """Return where a row of this process begins; what it has of another epoch counts no more."""
-        words, at = self.words, _NUM_HEADS + row % _NUM_ROWS * _NUM_COLUMNS
+        words, at = self.words, _NUM_HEADS + row % self._num_rows * _NUM_COLUMNS
         if words[at] != words[_EPOCH]:
             words[at + 1 : at + _NUM_COLUMNS] = _ZEROS
             words[at] = words[_EPOCH]
@@ -200,7 +209,7 @@ class PlaceState:
     def _rows(self) -> list[int]:
         """Return where the rows begin of processes that have read in this epoch."""
         words, epoch = self.words, self.words[_EPOCH]
-        return [at for at in range(_NUM_HEADS, _NOTE_AT, _NUM_COLUMNS) if words[at] == epoch]
+        return [at for at in self._rows_at if words[at] == epoch]
 
 
 def _checksum(note: bytes) -> int:

@@ -3,12 +3,12 @@
 With ``prefeed.DataLoader`` their objects are in memory before they are requested. Elsewhere an object is fetched at its first
 request, and kept.
 
-``origin``   the base of all of them: a root that is read through the cache
-``objects``  ``Objects``: the bytes of every object
-``images``   ``ImageFolder`` and ``ImageList``
-``packed``   ``Packed``: the samples of a pack
-``plans``    ``Plan``: what any program will read, in order; public as ``prefeed.Plan``
-``progress`` how far a listing has come, on a terminal
+``origin``    the base of all of them: a root that is read through the cache
+``objects``   ``Objects``: the bytes of every object
+``images``    ``ImageFolder`` and ``ImageList``
+``packed``    ``Packed``: the samples of a pack
+``plans``     ``Plan``: what any program will read, in order; public as ``prefeed.Plan``
+``progress``  how far a listing has come, on a terminal
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from types import TracebackType
@@ -26,5 +25,7 @@ class ThreadLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(RuntimeError):  # the process was forked inside, and the child has entered it again
+        try:
             self._lock.release()
+        except RuntimeError:
+            pass  # the process was forked inside, and the child has entered it again

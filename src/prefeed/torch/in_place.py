@@ -82,7 +82,8 @@ class InPlace(Staged):
     def __init__(self, inner: Any, opening: Opening, config: Config, *, num_workers: int) -> None:
         super().__init__(inner)
         is_shared = num_workers > 0
-        self.state: PlaceState = PlaceState(shared_tensor(STATE_BYTES, torch.uint8, is_shared=is_shared))
+        state = shared_tensor(STATE_BYTES, torch.uint8, is_shared=is_shared)
+        self.state: PlaceState = PlaceState(state, num_rows=num_workers)
         self.shared: SharedState = SharedState(is_shared=is_shared)
         self.seen: SeenFiles | None = None
         if not opening.names_files and not opening.is_of_prefeed:
