@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prefeed.core.actions import Outcome
-from prefeed.core.table import FAILED, FREEING, RESIDENT, UNKNOWN_SIZE
+from prefeed.core.table import FAILED, FREEING, RESIDENT, TRANSIENT, UNKNOWN_SIZE
 from profiles import examples
 from ring import Key, Ring, as_ids
 
@@ -145,9 +145,12 @@ class Scheduling(RuleBasedStateMachine):
     )
     def ask(self, consumer: int, dataset: int, object_id: int, once: bool = False) -> None:
         """Its look may also have been long ago."""
-        if self.ring.scheduler.tables[dataset].state[object_id] != FAILED:
+        state = self.ring.scheduler.tables[dataset].state[object_id]
+        if state != FAILED:
             self._count(consumer)
         self.ring.demand(dataset, object_id, consumer=consumer, once=once)
+        if state in (RESIDENT, TRANSIENT):
+            self.ring.scheduler.count_reads(consumer, 1, 0)  # the reader does, when it has the bytes
 
     def _count(self, consumer: int) -> None:
         if consumer in self.counted:
