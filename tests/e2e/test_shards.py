@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -107,6 +108,7 @@ def test_files_that_are_not_reached_are_closed(paths: list[str]) -> None:
     ahead = OpenedAhead(iter(paths), open_one, prefeed.Config())
     _, first = next(ahead)
     ahead.close()
+    close()  # waits for those that are being opened
     assert len(opened) > 1
     assert [file.closed for file in opened] == [False] + [True] * (len(opened) - 1)
     assert isinstance(first, BlockFile)
@@ -137,6 +139,54 @@ def test_the_next_shards_are_opened_while_one_is_read(paths: list[str]) -> None:
     first.close()
     _read_rest(ahead, may_open, paths[1:])
     assert threads == ["MainThread", *["prefeed-open"] * (len(paths) - 1)]
+
+
+def test_connections_are_closed_behind_shards_that_are_being_opened(
+    paths: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open = threading.Event()
+    opened: list[str] = []
+
+    def open_one(path: str) -> Any:
+        if path != paths[0]:
+            assert may_open.wait(60)
+        opened.append(path)
+        return prefeed.open(path, readahead=True)
+
+    ahead = OpenedAhead(iter(paths[:2]), open_one, prefeed.Config())
+    _, first = next(ahead)
+    assert isinstance(first, BlockFile)
+    seen: list[list[str]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules[OpenedAhead.__module__], "close_blocks", lambda: seen.append(list(opened)))
+        closer = threading.Thread(target=close)
+        closer.start()
+        closer.join(0.2)  # long enough to close too early
+        may_open.set()
+        closer.join()
+    assert seen == [paths[:2]]
+    ahead.close()
+    first.close()
+
+
+def test_a_pipeline_that_is_left_closes_its_shards_in_any_thread(paths: list[str]) -> None:
+    """It may be collected in the very thread that opens a shard, which nothing may wait for then."""
+    opened: list[Any] = []
+    left: list[OpenedAhead[str]] = []
+
+    def open_one(path: str) -> Any:
+        opened.append(prefeed.open(path, readahead=True))
+        if path != paths[0]:
+            left[0].close()
+        return opened[-1]
+
+    ahead = OpenedAhead(iter(paths[:2]), open_one, prefeed.Config())
+    left.append(ahead)
+    _, first = next(ahead)
+    close()
+    assert isinstance(first, BlockFile)
+    assert [file.closed for file in opened] == [False, True]
+    first.close()
 
 
 def _read_rest(ahead: OpenedAhead[str], may_open: threading.Event, paths: list[str]) -> None:

@@ -9,7 +9,7 @@
 ``stages``      the stages of such a pipeline: which may be repeated, and with which seeds
 """
 
-from prefeed.files.opening import close, open
-from prefeed.files.shards import shards
+from prefeed.files.opening import open
+from prefeed.files.shards import close, shards
 
 __all__ = ["close", "open", "shards"]

@@ -7,7 +7,7 @@ import os
 from typing import BinaryIO, Final
 
 from prefeed.client.block_file import BlockFile
-from prefeed.client.blocks import blocks_of, close_blocks
+from prefeed.client.blocks import blocks_of
 from prefeed.config import Config, settings_of
 from prefeed.errors import ConfigError
 from prefeed.sampleset.names import is_named, resolve
@@ -66,8 +66,3 @@ def is_read_directly(url: str, config: Config, *, is_in_set: bool = False) -> bo
         return False
     path = canonical_url(url)
     return is_local(path) if is_in_set else not Roots.of(config).covers(path)
-
-
-def close() -> None:
-    """Let go of the connections that open files of this process share; a later read opens them again."""
-    close_blocks()

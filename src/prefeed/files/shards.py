@@ -11,10 +11,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import BinaryIO, Final, Generic, TypeVar
 
 from prefeed.client.block_file import BlockFile
+from prefeed.client.blocks import close_blocks
 from prefeed.config import Config, settings_of
 from prefeed.files.opening import open as open_object
 
@@ -57,6 +57,19 @@ def shards(urls: Iterable[str | os.PathLike[str]], *, config: Config | None = No
                 yield file
     finally:
         ahead.close()
+
+
+_being_opened: Final[set[threading.Thread]] = set()
+
+
+def close() -> None:
+    """Let go of the connections that open files of this process share; a later read opens them again.
+
+    Shards that are just being opened ahead are open before: a thread that was not waited for would connect again.
+    """
+    for thread in list(_being_opened):
+        thread.join()
+    close_blocks()
 
 
 class OpenedAhead(Generic[Item]):
@@ -104,7 +117,7 @@ class OpenedAhead(Generic[Item]):
         return due.item, result
 
     def close(self) -> None:
-        """Close the files that were not given, once they are open; no more are opened."""
+        """Close the files that were not given, those that are being opened when they are open; waits for nothing."""
         self._end = StopIteration()
         while self._waiting:
             self._waiting.popleft().abandon()
@@ -137,13 +150,17 @@ class _Opening(Generic[Item]):
         self._result: File | Exception | None = None
         self._thread: threading.Thread | None = None
         self._process_id = os.getpid()
+        self._is_abandoned = False
 
     def begin(self) -> None:
         """Open the file in a thread: another one is read meanwhile."""
-        thread = threading.Thread(target=self._run, name="prefeed-open", daemon=True)
-        with suppress(RuntimeError):  # no more threads are to be had
+        thread = threading.Thread(target=self._run_aside, name="prefeed-open", daemon=True)
+        _being_opened.add(thread)
+        try:
             thread.start()
             self._thread = thread
+        except RuntimeError:  # no more threads are to be had: it is opened when it is due
+            _being_opened.discard(thread)
 
     def result(self) -> File | Exception | None:
         """Return the file, or what opening it raised, once; None if it is not to be opened."""
@@ -155,17 +172,26 @@ class _Opening(Generic[Item]):
         return result
 
     def abandon(self) -> None:
-        """Close the file, which is not wanted any more."""
-        if self._thread is None and not self.is_done:
-            return
-        file = self.result()
-        if file is not None and not isinstance(file, Exception):
-            file.close()
+        """The file is not wanted any more: it is closed, now or when it is open.
+
+        Waits for nothing: what holds it may be collected in any thread, also the one that opens it, or one that this waits for.
+        """
+        self._is_abandoned = True
+        if self.is_done:
+            self._close_file()
 
     @property
     def size_bytes(self) -> int:
         """Size of the object; 0 while it is not known."""
         return self._result.size if isinstance(self._result, BlockFile) else 0
+
+    def _run_aside(self) -> None:
+        try:
+            self._run()
+            if self._is_abandoned:
+                self._close_file()
+        finally:
+            _being_opened.discard(threading.current_thread())
 
     def _run(self) -> None:
         try:
@@ -176,3 +202,8 @@ class _Opening(Generic[Item]):
         except Exception as err:  # noqa: BLE001 - raised when it is due
             self._result = err
         self.is_done = True
+
+    def _close_file(self) -> None:
+        file, self._result = self._result, None
+        if file is not None and not isinstance(file, Exception):
+            file.close()
