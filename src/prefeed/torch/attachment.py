@@ -442,14 +442,14 @@ class Attachment(Reported):
         program.add(key, int(place.is_joined), 0, 0, 0, 0, 0, 0, int(is_first))
         self._is_unserved = not place.is_joined
 
-    def _count_unserved(self, place: Place) -> None:
+    def _count_unserved(self, place: Place, *, is_said: bool = True) -> None:
         """The epoch before was read in place to its end, or to where the loop left it."""
         if not self._is_unserved:
             return
         self._is_unserved, why = False, place.why_in_place()
         program.add(program.key_of(program.LOADER, self._name), 0, 1)
         program.add(program.key_of(program.WHY, self._name, self._said or why), 1)
-        if why != self._place_said:
+        if is_said and why != self._place_said:
             self._place_said = why
             place.say(self._name, why)
 
@@ -510,7 +510,13 @@ class Attachment(Reported):
 
     def __del__(self) -> None:
         # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
+        self.count_left()
         self._let_go()
+
+    def count_left(self) -> None:
+        """The loader ends, or the program, perhaps in an epoch that was read in place so far."""
+        if self._is_unserved and self._place is not None and self._place.pid == os.getpid():
+            self._count_unserved(self._place, is_said=False)
 
     def _let_go(self) -> None:
         if self._place is not None:

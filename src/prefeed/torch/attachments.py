@@ -60,6 +60,11 @@ class Attachments:
         found = ((loader(), attachment) for loader, attachment in list(self._entries.values()))
         return [(loader, attachment) for loader, attachment in found if loader is not None]
 
+    def count_left(self) -> None:
+        """The program ends."""
+        for _, attachment in list(self._entries.values()):
+            attachment.count_left()
+
 
 def _kind_of(loader: TorchDataLoader[Any]) -> tuple[Any, ...]:
     """Return what loaders have in common that are made one after the other, of the same line."""

@@ -6,6 +6,7 @@ worker asks for it. Batches, their order and every random generator are as torch
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import sys
 from abc import ABCMeta
@@ -250,6 +251,7 @@ def set_all_loaders(served: bool) -> None:
 
 
 _attachments = Attachments()
+atexit.register(_attachments.count_left)
 
 
 def _attachment_of(loader: Any, *, explicit: bool) -> Attachment:

@@ -515,3 +515,19 @@ def test_an_origin_that_is_read_in_place_is_said_once(root: Path, caplog: pytest
         f"prefeed: train: {QUICK}",
         f"prefeed: train: {NOT_READY}",
     ]
+
+
+def test_a_loader_that_leaves_its_last_epoch_says_how_that_was_read(
+    root: Path, counted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ``break``, or an error: the epoch does not end, and no other one begins."""
+    attachment, loader = attachment_of(root)
+    monkeypatch.setattr(Place, "begin_joining", Mock())  # starts a thread
+    made = attachment.attach(loader)
+    assert isinstance(made, InPlace)
+    attachment.epoch_begins(loader)
+    made.__getitems__(list(range(40)))
+    for _ in range(2):
+        attachment.count_left()
+    why = program.key_of(program.WHY, attachment._name, QUICK)
+    assert program.sums(counted)[why][0] == 1
