@@ -32,19 +32,29 @@ Answer = Callable[["Handler"], None]
 
 @contextlib.contextmanager
 def moto_server() -> Iterator[str]:
-    """Run moto's S3 in this process; yield its URL."""
+    """Run moto's S3 in this process; yield its URL. All of a process show the same buckets, which are gone when the last one ends."""
+    from moto.core import DEFAULT_ACCOUNT_ID
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.s3.models import s3_backends
     from werkzeug.serving import make_server
 
+    global _num_moto_servers
     application = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
+    _num_moto_servers += 1
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
+        _num_moto_servers -= 1
+        if not _num_moto_servers:
+            s3_backends[DEFAULT_ACCOUNT_ID]["aws"].reset()
+
+
+_num_moto_servers = 0
 
 
 def put_into_moto(bucket: str, key: str, data: bytes) -> None:
