@@ -60,7 +60,7 @@ def is_short(
         num_workers: That read side by side; 0: the loop itself.
         has_been: Another loader has read such a dataset before, and more will: ``START_SECONDS``.
     """
-    most_seconds = START_SECONDS if has_been else SHORT_SECONDS
+    most_seconds = min(START_SECONDS, SHORT_SECONDS) if has_been else SHORT_SECONDS
     return num_reads > 0 and waited_seconds / num_reads * num_samples / max(1, num_workers) < most_seconds
 
 
