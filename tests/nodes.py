@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import selectors
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,27 @@ class Timers:
         due, function = self.waiting.pop(0)
         self.clock.now = max(self.clock.now, due)
         function()
+
+
+class Loop:
+    """Waits for descriptors as the server's loop does; its timers run when the test says."""
+
+    def __init__(self) -> None:
+        self.timers = Timers(FakeClock())
+        self.selector = selectors.DefaultSelector()
+
+    def watch(self, fd: int, act: Callable[[], None]) -> None:
+        self.selector.register(fd, selectors.EVENT_READ, act)
+
+    def unwatch(self, fd: int) -> None:
+        self.selector.unregister(fd)
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        self.timers.call_later(seconds, function)
+
+    def turn(self) -> None:
+        for key, _ in self.selector.select(0.05):
+            key.data()
 
 
 class HandFetchers:

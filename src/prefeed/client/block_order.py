@@ -136,9 +136,9 @@ class Order:
         return blocks
 
     def begin_as(self, other: Order, *, end_first: bool) -> list[int]:
-        """Return the blocks that are read first if this object is read as another one was, of which half has been read.
+        """Return the blocks to fetch first for a reader that has read half of another object, and reads this one the same way.
 
-        A reader of all bytes reads all of this object, too.
+        A reader of all bytes there reads all bytes here.
 
         Args:
             other: Of the other object.
@@ -197,7 +197,7 @@ class Order:
         return min(self._most_ahead, max(_LEAST_AHEAD_BLOCKS, 2 * self.run_bytes // self.block_bytes))
 
     def _extend_known(self, position: int) -> list[int] | None:
-        """Return blocks of which it is known that they follow, where at most half of these are planned; None: it is not known."""
+        """Return the blocks that follow, once at most half of them are planned, else none; None: what follows is not known."""
         if self._following is None:
             return None
         index = position // self.block_bytes
@@ -214,7 +214,7 @@ class Order:
         return more
 
     def _known(self, position: int) -> list[int]:
-        """Return the blocks of which it is known that they follow, no more than twice as many as were read."""
+        """Return the blocks that are known to follow, at most twice as many as were read."""
         if self._following is None or self._readahead is not None:
             return []
         most = min(self._most_ahead, max(_LEAST_AHEAD_BLOCKS, 2 * self._asked // self.block_bytes))

@@ -102,7 +102,7 @@ class FooterReader:
 
 
 def row_groups_of(footer: bytes) -> RowGroups | None:
-    """Return the row groups that a footer describes; None where nobody has imported pyarrow, or it is too large or damaged.
+    """Return the row groups that a footer describes; None: nobody has imported pyarrow, or the footer is too large or damaged.
 
     Args:
         footer: To the end of the file.

@@ -29,7 +29,7 @@ def summed(*reports: Iterable[OriginReads]) -> tuple[OriginReads, ...]:
 
 
 def add(sums: dict[str, OriginReads], one: OriginReads) -> None:
-    """Add a report to sums by origin, of which there are ``MOST_ORIGINS`` and ``OTHERS`` at most."""
+    """Add a report to the sum of its origin. Beyond ``MOST_ORIGINS`` origins, reports of new ones are summed as ``OTHERS``."""
     if one.origin not in sums and len(sums) >= MOST_ORIGINS:
         one = replace(one, origin=OTHERS)
     before = sums.get(one.origin)

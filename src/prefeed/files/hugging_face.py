@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Final
 
 from prefeed.after_import import after_import
+from prefeed.loaders.replacing import ReplacedFunction
 
 _MODULE: Final = "datasets.iterable_dataset"
 _SPLIT: Final = "_split_gen_kwargs"
@@ -20,6 +21,7 @@ _SCHEMES: Final = ("prefeed::", "prefeed://")
 _MOST_TOLD: Final = 1 << 16
 
 _following: dict[str, str] = {}
+_replaced: Final[list[ReplacedFunction]] = []
 
 
 def register() -> None:
@@ -72,16 +74,13 @@ def _names_of(shard: dict[str, Any]) -> list[str]:
 
 def _see() -> None:
     module: Any = sys.modules[_MODULE]
-    split = getattr(module, _SPLIT, None)  # none in another version: each file is opened when it is due
-    if split is None or hasattr(split, "of_datasets"):
-        return
+    if _SPLIT in vars(module) and not _replaced:  # in another version it is not: each file is opened when it is due
+        _replaced.append(ReplacedFunction(module, _SPLIT, _split_in_order))
 
-    def split_in_order(*args: Any, **kwargs: Any) -> Any:
-        found = split(*args, **kwargs)
-        return InOrder(found) if type(found) is list else found
 
-    split_in_order.of_datasets = split  # type: ignore[attr-defined]
-    setattr(module, _SPLIT, split_in_order)
+def _split_in_order(split: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = split(*args, **kwargs)
+    return InOrder(found) if type(found) is list else found
 
 
 os.register_at_fork(after_in_child=_following.clear)

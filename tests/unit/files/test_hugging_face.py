@@ -28,6 +28,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     found: Any = ModuleType("datasets.iterable_dataset")
     found._split_gen_kwargs = split
     monkeypatch.setitem(sys.modules, found.__name__, found)
+    monkeypatch.setattr(hugging_face, "_replaced", [])
     hugging_face._see()
     hugging_face._see()
     yield found
@@ -66,6 +67,7 @@ def test_files_of_others_are_not_followed(module: Any) -> None:
 def test_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("datasets.iterable_dataset")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(hugging_face, "_replaced", [])
     hugging_face._see()
     assert not hasattr(module, "_split_gen_kwargs")
 

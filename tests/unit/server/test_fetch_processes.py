@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import selectors
 import signal
 import subprocess
 import time
@@ -18,7 +17,7 @@ import pytest
 
 import servers
 from leaks import parent_of, read_proc, wait_until
-from nodes import FakeClock, Timers, kill
+from nodes import FakeClock, Loop, kill
 from prefeed.server import fetch_processes
 from prefeed.server.fetch_processes import Delivery, FetchProcesses
 from prefeed.sources.quick_fetches import QuickOrigin
@@ -28,27 +27,6 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 
 NUM_OBJECTS = 60
 SIZE = 20_000
-
-
-class Loop:
-    """Waits as the server's loop does; its timers run when the test says."""
-
-    def __init__(self) -> None:
-        self.timers = Timers(FakeClock())
-        self.selector = selectors.DefaultSelector()
-
-    def watch(self, fd: int, act: Callable[[], None]) -> None:
-        self.selector.register(fd, selectors.EVENT_READ, act)
-
-    def unwatch(self, fd: int) -> None:
-        self.selector.unregister(fd)
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        self.timers.call_later(seconds, function)
-
-    def turn(self) -> None:
-        for key, _ in self.selector.select(0.05):
-            key.data()
 
 
 class Node:

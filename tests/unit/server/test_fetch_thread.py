@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import servers
-from nodes import Asked, Rig, rig
+from nodes import Asked, Loop, Rig, rig
 from prefeed.config import Config
 from prefeed.core.actions import Outcome
 from prefeed.core.requests import START, START_OF_BLOCKS
@@ -28,26 +27,6 @@ SIZE = 20 * BLOCK + 7
 READER = 7
 
 pytestmark = pytest.mark.usefixtures("sandbox")
-
-
-class Loop:
-    """Waits as the server's loop does; its timers never run."""
-
-    def __init__(self) -> None:
-        self.selector = selectors.DefaultSelector()
-
-    def watch(self, fd: int, act: Callable[[], None]) -> None:
-        self.selector.register(fd, selectors.EVENT_READ, act)
-
-    def unwatch(self, fd: int) -> None:
-        self.selector.unregister(fd)
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Nothing is looked after here."""
-
-    def turn(self) -> None:
-        for key, _ in self.selector.select(0.01):
-            key.data()
 
 
 class Node:
