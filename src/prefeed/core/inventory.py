@@ -382,15 +382,16 @@ class Holdings:
 
     def keep(self, ticket: Ticket) -> None:
         """The entry is committed: readers find it from now on."""
-        if ticket.placement == Placement.RESIDENT:
+        key, is_resident = (ticket.dataset, ticket.object_id), ticket.placement is Placement.RESIDENT
+        if is_resident:
             self.settle(ticket, states.RESIDENT)
             self.tables[ticket.dataset].resident_bytes += ticket.reserved_bytes
         else:
             self.settle(ticket, states.TRANSIENT)
             self.num_transients += 1
-        key = (ticket.dataset, ticket.object_id)
-        self.answer_waiters(ticket, self._outcome_of_held(key))
-        if ticket.placement != Placement.RESIDENT and not self.is_expected(key):
+        if key in self._waiters:
+            self.answer_waiters(ticket, self._outcome_of_held(key))
+        if not is_resident and not self.is_expected(key):
             self.free(*key)
 
     def share(self, ticket: Ticket) -> None:

@@ -261,9 +261,9 @@ class Scheduler:
             changed: The origin holds another version than the manifest: served, never kept.
         """
         key = (ticket.dataset, ticket.object_id)
-        cost = self.tables[ticket.dataset].observe_size(ticket.object_id, size_bytes)
+        cost = self.holdings.tables[ticket.dataset].observe_size(ticket.object_id, size_bytes)
         wanted = self._wanted_placement(ticket, changed=changed)
-        if wanted != ticket.placement or cost != ticket.reserved_bytes:
+        if wanted is not ticket.placement or cost != ticket.reserved_bytes:
             reserved = ticket.reserved_bytes
             self.holdings.unreserve(ticket)
             is_expected = self.holdings.is_expected(key)
@@ -273,12 +273,12 @@ class Scheduler:
                 ticket.reserved_bytes = reserved
                 if not self.holdings.try_set_aside(ticket, cost):
                     ticket.reserved_bytes = 0
-        if ticket.placement == Placement.TRANSIENT and not changed:
+        if ticket.placement is Placement.TRANSIENT and not changed:
             if self._next_use.make_room(*key, cost):
                 self.holdings.exchange(ticket)
             elif ticket.dataset in self._consumers.kept_datasets():  # perhaps not yet when it was asked for
                 self.holdings.try_exchange(ticket)
-        if ticket.placement == Placement.DIRECT:
+        if ticket.placement is Placement.DIRECT:
             self.holdings.settle(ticket, states.ABSENT)
             self.holdings.answer_waiters(ticket, Outcome.INLINE)
         return ticket.placement
@@ -425,9 +425,8 @@ class Scheduler:
 
     def _wanted_placement(self, ticket: Ticket, *, changed: bool) -> Placement:
         """Return where the object should go now: expected readers may have come or gone since the request."""
-        is_expected = self.holdings.is_expected((ticket.dataset, ticket.object_id))
-        if ticket.placement == Placement.RESIDENT and not changed:
+        if ticket.placement is Placement.RESIDENT and not changed:
             return Placement.RESIDENT
-        if is_expected:
+        if self.holdings.is_expected((ticket.dataset, ticket.object_id)):
             return Placement.TRANSIENT
         return Placement.DIRECT

@@ -31,7 +31,7 @@ class Counts:
     """What fetches brought and readers took since the server started, in bytes; how reads went the scheduler counts.
 
     Attributes:
-        fetched: Objects by the place that answered.
+        fetched: Objects by the place that answered, if it was no origin.
         errors: Failures by code.
         hit_bytes: What readers took from the tier.
     """
@@ -45,10 +45,12 @@ class Counts:
 
     def arrived(self, where: Where, size_bytes: int, seconds: float) -> None:
         """A fetch brought an object, after so long."""
-        self.fetched[where] += 1
         if where is Where.ORIGIN:
-            self.asked_origin(seconds)
+            self.origin_requests += 1
+            self.origin_seconds += seconds
             self.origin_bytes += size_bytes
+        else:
+            self.fetched[where] += 1
 
     def asked_origin(self, seconds: float) -> None:
         """A request to an origin has ended, one way or another."""

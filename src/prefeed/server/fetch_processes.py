@@ -153,6 +153,9 @@ class _Process(Generic[JobT]):
     batch: list[tuple[int, int, bytes, int, int, bool, bytes, int]] = field(default_factory=list)
     batch_bytes: int = 0
     outgoing: deque[bytes] = field(default_factory=deque)
+    told: tuple[QuickOrigin, int] | None = (
+        None  # the origin of the last fetch, and its number; None: limits have changed
+    )
     silent_ticks: int = 0
     cpu_seconds: float = 0.0
     cpu_at_tick: float = 0.0
@@ -232,7 +235,9 @@ class FetchProcesses(Generic[JobT]):
 
     def limit(self, origin: QuickOrigin, most: int) -> None:
         """Limit the requests to a server that are under way, in all processes together."""
-        self._limits[origin] = most
+        if self._limits.get(origin) != most:
+            self._limits[origin] = most
+            self._share_anew()
 
     def try_fetch(
         self,
@@ -323,7 +328,15 @@ class FetchProcesses(Generic[JobT]):
             self._send_batch(process)
         return True
 
+    def _share_anew(self) -> None:
+        """Limits have changed, or the processes that share them: each process is told with the next fetch."""
+        for process in self._processes:
+            process.told = None
+
     def _number_of(self, origin: QuickOrigin, process: _Process[JobT]) -> int:
+        """Return the number by which the process knows an origin; what it is to be told of it goes before the next fetches."""
+        if process.told is not None and process.told[0] is origin:
+            return process.told[1]
         number = self._origins.setdefault(origin, len(self._origins))
         if number not in process.limits:
             process.limits[number] = 0
@@ -332,6 +345,7 @@ class FetchProcesses(Generic[JobT]):
         if share != process.limits[number]:
             process.limits[number] = share
             process.outgoing.append(self._encode(Limit(number, share)))
+        process.told = (origin, number)
         return number
 
     def _send_batch(self, process: _Process[JobT]) -> None:
@@ -367,14 +381,16 @@ class FetchProcesses(Generic[JobT]):
         if not process.is_ready:
             process.is_ready = True
             self._ready.append(process)
+            self._share_anew()
         process.cpu_seconds = message.cpu_seconds
+        under_way, ring = process.under_way, process.ring
         for arrival, value_sum in zip(message.arrivals, message.sums, strict=True):
-            done = process.under_way.pop(arrival.number)
+            done = under_way.pop(arrival.number)
             lease = None
             if arrival.failure:
-                process.ring.release(*done.part)
+                ring.release(*done.part)
             else:
-                lease = Lease(process.ring, done.part, arrival.start, done.size_bytes)
+                lease = Lease(ring, done.part, arrival.start, done.size_bytes)
             self._deliveries.append(
                 Delivery(
                     done.job,
@@ -414,6 +430,7 @@ class FetchProcesses(Generic[JobT]):
         self._processes.append(process)
         if process.is_ready:
             self._ready.append(process)
+            self._share_anew()
         self._watcher.watch(process.sock.fileno(), lambda: self._receive(process))
         if not self._is_ticking:
             self._is_ticking = True
@@ -459,6 +476,7 @@ class FetchProcesses(Generic[JobT]):
         self._processes.remove(process)
         if process.is_ready:
             self._ready.remove(process)
+            self._share_anew()
         self._watcher.unwatch(process.sock.fileno())
         process.sock.close()
         process.program.kill()

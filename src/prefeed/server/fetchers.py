@@ -187,6 +187,8 @@ class Fetchers:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the requests: a fetch process gets them, or a thread, which may take several where the pool has them."""
+        if not jobs:
+            return
         if self._disk is None and self._pool is None:
             jobs = self._hand_over(jobs)
         if self._pool is not None and self._pool.is_rich:
@@ -376,7 +378,7 @@ class Fetchers:
         carrier = self._carrier_of(job.source)
         if not has_looked or carrier is None or not (carrier.num_ready or carrier.begins_at_once):
             return False
-        return _is_quick(job) and _quick_origin(job.source) is not None
+        return _quick_bytes(job) is not None and _quick_origin(job.source) is not None
 
     def _fetch_group(self, group: list[Job], pool: PoolTier) -> None:
         """Ask the pool for all of them at once; what it does not have is for other threads, one each."""
@@ -414,9 +416,12 @@ class Fetchers:
         return None, Where.ORIGIN
 
 
-def _is_quick(job: Job) -> bool:
-    """Return whether a fetch process may make the request, if its source has an origin for it: the object has a size."""
-    return not (job.is_for_threads or job.held.keys or int(job.manifest.sizes[job.ticket.object_id]) == UNKNOWN_SIZE)
+def _quick_bytes(job: Job) -> int | None:
+    """Return the object's size where a fetch process may make the request, if its source has an origin for it; else None."""
+    if job.is_for_threads or job.held.keys:
+        return None
+    size = int(job.manifest.sizes[job.ticket.object_id])
+    return None if size == UNKNOWN_SIZE else size
 
 
 def _quick_origin(source: Source) -> QuickOrigin | None:
@@ -426,34 +431,36 @@ def _quick_origin(source: Source) -> QuickOrigin | None:
 
 def _try_process(job: Job, origin: QuickOrigin, processes: FetchProcesses[Job]) -> bool:
     """Let a process make the request, if it can."""
-    if not _is_quick(job):
+    size_bytes = _quick_bytes(job)
+    if size_bytes is None:
         return False
-    ticket, path = job.ticket, job.manifest.path(job.ticket.object_id)
-    target = cast("QuickSource", job.source).quick_target(path)
-    first = job.source.quick_first(path) if isinstance(job.source, BlockSource) else WHOLE
-    is_kept = ticket.placement is Placement.RESIDENT and not job.manifest.grows
-    key = job.manifest.key(ticket.object_id) if is_kept else b""
-    return processes.try_fetch(
-        origin, target, job.listed_bytes, job, is_demanded=ticket.is_demanded, key=key, first=first
-    )
+    ticket, manifest, source = job.ticket, job.manifest, job.source
+    path = manifest.path(ticket.object_id)
+    target = source.quick_target(path)  # type: ignore[attr-defined] # it has an origin for fetch processes
+    first = source.quick_first(path) if isinstance(source, BlockSource) else WHOLE
+    is_kept = ticket.placement is Placement.RESIDENT and not manifest.grows
+    key = manifest.key(ticket.object_id) if is_kept else b""
+    return processes.try_fetch(origin, target, size_bytes, job, is_demanded=ticket.is_demanded, key=key, first=first)
 
 
 def _delivered(delivery: Delivery[Job]) -> Result | None:
     """Return what a process has brought; None when the answer was odd: then a thread is to ask again."""
     job, lease = delivery.job, delivery.lease
-    path = job.manifest.path(job.ticket.object_id)
     if lease is None:
+        path = job.manifest.path(job.ticket.object_id)
         error = cast("QuickSource", job.source).quick_failure(path, delivery.failure)
         job.is_for_threads = error is None
         return None if error is None else Result(job, None, error, delivery.seconds)
-    size = delivery.object_bytes or lease.data.nbytes
-    version = delivery.version or version_without_etag(delivery.modified_seconds, size)
-    changed = job.source.changed(path, version) if isinstance(job.source, BlockSource) else None
-    if changed is not None:
-        lease.release()
-        return Result(job, None, changed, delivery.seconds)
+    version = delivery.version
+    if not version:
+        version = version_without_etag(delivery.modified_seconds, delivery.object_bytes or lease.data.nbytes)
+    if isinstance(job.source, BlockSource):
+        changed = job.source.changed(job.manifest.path(job.ticket.object_id), version)
+        if changed is not None:
+            lease.release()
+            return Result(job, None, changed, delivery.seconds)
     fetched = FetchedObject(data=lease.data, version=version, modified_seconds=delivery.modified_seconds)
-    return Result(job, fetched, None, delivery.seconds, lease=lease, value_sum=delivery.value_sum)
+    return Result(job, fetched, None, delivery.seconds, Where.ORIGIN, lease, delivery.value_sum)
 
 
 def _asked(job: Job) -> FetchedObject:
@@ -548,7 +555,8 @@ def is_changed(result: Result) -> bool:
     if result.job.manifest.grows:  # a file has the bytes that it has when it is read
         return False
     manifest, object_id = result.job.manifest, result.job.ticket.object_id
-    if int(manifest.sizes[object_id]) not in (UNKNOWN_SIZE, memoryview(result.fetched.data).nbytes):
+    size, data = int(manifest.sizes[object_id]), result.fetched.data
+    if size != (data.nbytes if isinstance(data, memoryview) else len(data)) and size != UNKNOWN_SIZE:
         return True
     listed, seen = manifest.version_hash(object_id), result.fetched.version
     return bool(listed) and bool(seen) and version_hash(seen) != listed

@@ -338,8 +338,12 @@ class Node:
             else:
                 frees.append(action)
         if fetches:
-            begun = [(ticket, self._sharing.begin(ticket)) for ticket in fetches]
-            self.fetchers.submit([self._job(ticket, held) for ticket, held in begun if held is not None])
+            jobs = []
+            for ticket in fetches:
+                held = self._sharing.begin(ticket) if self.datasets[ticket.dataset].manifest.grows else NOTHING
+                if held is not None:
+                    jobs.append(self._job(ticket, held))
+            self.fetchers.submit(jobs)
         for start in range(0, len(frees), _GROUP):
             self._commit([], frees[start : start + _GROUP])
 
@@ -356,31 +360,32 @@ class Node:
     def _take_in(self, results: list[Result]) -> None:
         puts: list[Result] = []
         asked: set[int] = set()  # datasets whose origins have answered
+        datasets, tables, now = self.datasets, self.scheduler.tables, self._clock()
         for result in results:
             if result.fetched is None:
                 self._fetch_failed(result)
                 continue
-            ticket, data = result.job.ticket, result.fetched.data
-            if self.datasets[ticket.dataset].is_shared and is_changed(result):
+            ticket, data, changed = result.job.ticket, result.fetched.data, is_changed(result)
+            number = ticket.dataset
+            if changed and datasets[number].is_shared:
                 self._fetch_failed(replace(result, fetched=None, error=_changed_in_one_view(result)))
                 continue
             size = len(data) if not isinstance(data, memoryview) else data.nbytes
             self._counts.arrived(result.where, size, result.seconds)
             if result.where is Where.ORIGIN:
-                self._limit_of(ticket).on_success(
-                    result.seconds, num_in_flight=self.scheduler.tables[ticket.dataset].in_flight, now=self._clock()
-                )
-                asked.add(ticket.dataset)
-            if changed := is_changed(result):
+                limit, in_flight = datasets[number].limit, tables[number].in_flight
+                limit.on_success(result.seconds, num_in_flight=in_flight, now=now)
+                asked.add(number)
+            if changed:
                 self._counts.errors["object-changed"] += 1
             placement = self.scheduler.arrived(ticket, size, changed=changed)
-            if placement == Placement.DIRECT and self._is_outdated(result):
+            if placement is Placement.DIRECT and self._is_outdated(result):
                 continue
             if (manifest := result.job.manifest).grows:
                 manifest.observe(ticket.object_id, result.fetched.version, size, result.fetched.inode)
-            if not changed:
-                self._offer_to_disk(result)
-            if placement in (Placement.RESIDENT, Placement.TRANSIENT):
+            if not changed and self.disk is not None:
+                self._offer_to_disk(result, self.disk)
+            if placement is Placement.RESIDENT or placement is Placement.TRANSIENT:
                 puts.append(result)
             else:
                 self._hold(result, placement)
@@ -411,14 +416,17 @@ class Node:
         rest: list[Result] = []
         for result in results:
             ticket, fetched, manifest = result.job.ticket, result.fetched, result.job.manifest
-            host = self._sharing.host_of(result) if result.where == Where.MEMORY else None
+            if result.where is not Where.MEMORY:
+                rest.append(result)
+                continue
+            host = self._sharing.host_of(result)
             if host is not None and fetched is not None and manifest.grows:
                 size = self.scheduler.tables[host[0]].size_bytes(host[1])
                 manifest.observe(ticket.object_id, fetched.version, size, fetched.inode)
                 self.scheduler.share(ticket, size)
                 self.checks.stored(ticket.dataset, ticket.object_id)
                 shared.append(result)
-            elif result.where == Where.MEMORY and result.job.held.data is None:
+            elif result.job.held.data is None:
                 self.fetchers.submit([self._job(ticket)])  # the entry went meanwhile, and the bytes are held nowhere
             else:
                 rest.append(result)
@@ -427,6 +435,8 @@ class Node:
 
     def _go_on(self, ended: list[Result]) -> None:
         """Ask for the files that waited for these requests."""
+        if not self._sharing.has_followers:
+            return
         self.fetchers.submit([self._job(*follower) for result in ended for follower in self._sharing.end(result)])
 
     def _hold(self, result: Result, placement: Placement) -> None:
@@ -480,8 +490,9 @@ class Node:
         else:
             for ticket in tickets:
                 self.scheduler.stored(ticket)
-                self._sharing.stored(ticket)
-                self.checks.stored(ticket.dataset, ticket.object_id)
+                if self.datasets[ticket.dataset].manifest.grows:
+                    self._sharing.stored(ticket)
+                    self.checks.stored(ticket.dataset, ticket.object_id)
         for free in frees:
             self._aside.pop((free.dataset, free.object_id), None)
             self.scheduler.freed(free)
@@ -519,14 +530,14 @@ class Node:
         catalogue = self.datasets[dataset].catalogue
         return catalogue is None or catalogue.is_published(object_id)
 
-    def _offer_to_disk(self, result: Result) -> None:
+    def _offer_to_disk(self, result: Result, disk: DiskTier) -> None:
         ticket, fetched = result.job.ticket, result.fetched
-        if self.disk is None or result.where in (Where.DISK, Where.MEMORY) or fetched is None:
+        if result.where in (Where.DISK, Where.MEMORY) or fetched is None:
             return
         if not fetched.version and result.where != Where.POOL:
             return
         if key := self.datasets[ticket.dataset].lasting_key(ticket.object_id):
-            self.disk.offer(key, result.kept_data())
+            disk.offer(key, result.kept_data())
 
     def _fetch_failed(self, result: Result) -> None:
         self._counts.asked_origin(result.seconds)

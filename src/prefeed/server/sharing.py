@@ -36,8 +36,7 @@ class Sharing:
 
     def begin(self, ticket: Ticket) -> Held | None:
         """Return what the node has of the file; None when it is on its way: ``end`` yields the ticket then, once it has come."""
-        twins = self._registry.twins(ticket.dataset, ticket.object_id)
-        if not twins:
+        if not (twins := self._registry.twins(ticket.dataset, ticket.object_id)):
             return NOTHING
         if keys := self._resident_keys(twins):
             return Held(keys)
@@ -47,6 +46,11 @@ class Sharing:
                 self._following.add((ticket.dataset, ticket.object_id))
                 return None
         return NOTHING
+
+    @property
+    def has_followers(self) -> bool:
+        """True while some wait for the request of another."""
+        return bool(self._followers)
 
     def end(self, result: Result) -> Iterator[tuple[Ticket, Held]]:
         """A request has ended: yield those who waited for it, and what they have if the file is still the same."""

@@ -154,7 +154,7 @@ class Manifest(Listing):
         stamps: When each file last changed, and its inode, shape (2, num_objects), int64; None of what is no directory.
     """
 
-    __slots__ = ("_file", "header", "num_objects", "sizes", "stamps", "total_bytes", "version_hashes")
+    __slots__ = ("_ends", "_file", "header", "num_objects", "sizes", "stamps", "total_bytes", "version_hashes")
 
     grows: ClassVar[Literal[False]] = False
     num_objects: int
@@ -176,6 +176,7 @@ class Manifest(Listing):
         self.keys = columns["keys"]
         self.stamps = np.frombuffer(columns["stamps"], np.int64).reshape(2, -1) if "stamps" in columns else None
         self.offsets = np.frombuffer(columns["offsets"], np.uint64)
+        self._ends = self.offsets.data  # its numbers are those of Python
         self.path_blob = columns["paths"]
         release_pages(file)  # the sums have mapped all of it
 
@@ -233,7 +234,7 @@ class Manifest(Listing):
         """Return the path of an object as it stands in the file."""
         if not 0 <= index < self.num_objects:
             raise IndexError(f"object {index} of {self.num_objects}")
-        return bytes(self.path_blob[self.offsets[index] : self.offsets[index + 1]])
+        return bytes(self.path_blob[self._ends[index] : self._ends[index + 1]])
 
     def all_paths(self) -> list[bytes]:
         """Return the paths of all objects, about 100 bytes each."""

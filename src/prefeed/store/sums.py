@@ -65,9 +65,9 @@ class Sums:
         """What the file has of its file system."""
         return -(-self._most // PAGE_BYTES) * PAGE_BYTES
 
-    def add(self, value_sum: int) -> None:
-        """A value with this sum is about to be stored."""
-        self._pending += _SUM.pack(value_sum)
+    def add(self, value_sums: Iterable[int]) -> None:
+        """Values with these sums are about to be stored."""
+        self._pending += b"".join(map(_SUM.pack, value_sums))
 
     def write(self) -> None:
         """What was added is in the file: before the commit of what it is of."""

@@ -406,13 +406,11 @@ class TierWriter:
     def _note_sums(self, puts: Sequence[Put], known: Mapping[bytes, int]) -> None:
         """Write the sums of residents before these are stored: a value without a sum is not taken over."""
         if self._sums is not None:
-            for key, value, transient in puts:
-                if not transient:
-                    self._sums.add(known[key] if key in known else sum_of(key, value))
+            residents = ((key, value) for key, value, transient in puts if not transient)
+            self._sums.add(known[key] if key in known else sum_of(key, value) for key, value in residents)
             self._sums.write()
 
     def _apply_in_stages(self, puts: Sequence[Put], deletes: Sequence[bytes]) -> None:
-        needed = sum(stored_bytes(value_size(value)) for _, value, _ in puts)
         first = self._stage if self._sticky_groups else _WHOLE
         self._sticky_groups = max(0, self._sticky_groups - 1)
         for stage in range(first, 2 + len(PIECE_PAGES)):
@@ -430,6 +428,7 @@ class TierWriter:
             if stage > first:
                 self._stage, self._sticky_groups = stage, _STICKY_GROUPS
             return
+        needed = sum(stored_bytes(value_size(value)) for _, value, _ in puts)
         raise TierFullError(
             f"the tier in {self._directory} has no room for {len(puts)} values of {needed} bytes together: "
             f"{self._used_bytes} of {self.capacity_bytes} are used; free values first, wait for readers of freed "
