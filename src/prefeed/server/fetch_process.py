@@ -23,7 +23,9 @@ from prefeed.store.entry_sums import sum_of
 PACKET_BYTES: Final = 128 * 1024
 """No packet is larger."""
 
-_GROUP: Final = 16
+_GROUP: Final = 32
+"""Arrivals that are told together: with 16 cores, groups of 32 brought a tenth more objects than groups of 16 (ADR 31)."""
+
 _HOLD_SECONDS: Final = 0.002
 """An arrival that no reader waits for is told with the next ones."""
 

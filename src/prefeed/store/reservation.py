@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import mmap
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
 _CHUNK_BYTES: Final = 4 * 1024**2
-_PAGE_BYTES: Final = mmap.PAGESIZE
 _MOST_AT_ONCE: Final = 4 * 1024**2
 """Where the file system has no room for all of it, the first part is still had."""
 
@@ -121,10 +118,7 @@ class Reservation:
             if err.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
                 return False
             raise
-        return self._address is None or not _POPULATES or self._try_populate(self._address + start, size_bytes)
-
-    def _try_populate(self, address: int, size_bytes: int) -> bool:
-        return _populate(address, size_bytes) == 0
+        return self._address is None or not _POPULATES or _populate(self._address + start, size_bytes) == 0
 
 
 def _populate(address: int, size_bytes: int) -> int:
@@ -162,36 +156,21 @@ def _mapped_address(path: Path) -> int | None:
 
 
 _AHEAD_BYTES: Final = 8 * 1024**2
-_MANY_CORES: Final = 8
-_MOST_PARTS: Final = 3
 
 
 class PageMaker(Reservation):
     """Part of a mapped file that is backed by pages, and up to 8 MiB more than was asked for, from the first time on.
 
     Making the pages of an object takes the kernel as long as copying it there; measured, the loop of a server that
-    fills its tier had 20 % more time for objects (2026-11, docs/adr/0001-store.md). Where there are many cores, several
-    threads populate parts of what one has allocated: by itself it makes pages for 27,000 objects of 87 KB a second.
+    fills its tier had 20 % more time for objects (2026-11, docs/adr/0001-store.md).
 
-    **Ownership.** ``close`` ends the threads.
+    **Ownership.** ``close`` ends the thread.
 
-    **Threads.** One asks. Which pages are made is decided, and the file is remapped, by one thread at a time.
+    **Threads.** One asks. Pages are made, and the file is remapped, by one thread at a time.
     """
 
-    def __init__(self, path: Path, *, reserved_bytes: int, map_bytes: int, num_parts: int | None = None) -> None:
-        """Make no pages yet.
-
-        Args:
-            path: The file.
-            reserved_bytes: What is backed already.
-            map_bytes: What is mapped.
-            num_parts: Parts that are populated at a time; None: by the number of cores.
-        """
+    def __init__(self, path: Path, *, reserved_bytes: int, map_bytes: int) -> None:
         super().__init__(path, reserved_bytes=reserved_bytes, map_bytes=map_bytes)
-        if num_parts is None:
-            num_parts = _MOST_PARTS if len(os.sched_getaffinity(0)) >= _MANY_CORES else 1
-        self._num_parts = num_parts
-        self._helpers = ThreadPoolExecutor(num_parts, "prefeed-pages") if num_parts > 1 else None
         self._lock = threading.Lock()
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -224,25 +203,7 @@ class PageMaker(Reservation):
             self._asked.put(None)
             self._thread.join()
             self._thread = None
-        if self._helpers is not None:
-            self._helpers.shutdown()
         super().close()
-
-    def _try_populate(self, address: int, size_bytes: int) -> bool:
-        helpers = self._helpers
-        if helpers is None:
-            return super()._try_populate(address, size_bytes)
-        step = -(-size_bytes // self._num_parts // _PAGE_BYTES) * _PAGE_BYTES
-        try:
-            parts = [
-                helpers.submit(_populate, address + start, min(step, size_bytes - start))
-                for start in range(0, size_bytes, step)
-            ]
-        except RuntimeError:  # no more threads are to be had
-            self._helpers = None
-            helpers.shutdown()
-            return super()._try_populate(address, size_bytes)
-        return not any([part.result() for part in parts])  # noqa: C419 - each is waited for: the map may move then
 
     def _ask(self, upto_bytes: int) -> None:
         if self._thread is None:
