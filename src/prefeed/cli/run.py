@@ -26,6 +26,9 @@ from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import PrefeedError
 from prefeed.sampleset.names import resolve_roots
 
+_BINARY: Final = b"\x7fELF"
+_LONGEST_FIRST_LINE: Final = 256
+
 AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 
 
@@ -137,7 +140,7 @@ def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None =
     """Return what to start.
 
     Args:
-        program: A script, or a command where there is no such file; what else says ``kind``.
+        program: A script, or a command: the path of one, or a name where there is no such file; what else says ``kind``.
         arguments: The program's own.
         kind: ``-m`` for a module, ``-c`` for code, as python has them.
     """
@@ -146,8 +149,20 @@ def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None =
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     if kind:
         return [*python, kind, program, *arguments]
-    found = None if os.path.exists(program) or program.endswith(".py") else shutil.which(program)
+    if os.path.exists(program):
+        here = program if os.sep in program else os.path.join(os.curdir, program)
+        return [here, *arguments] if _is_command(program) else [*python, program, *arguments]
+    found = None if program.endswith(".py") else shutil.which(program)
     return [found, *arguments] if found else [*python, program, *arguments]
+
+
+def _is_command(path: str) -> bool:
+    """Return True for a file that the system runs, and not Python: a binary, such as the python of an environment, or a shell's script."""
+    if not os.path.isfile(path) or not os.access(path, os.X_OK | os.R_OK):
+        return False
+    with open(path, "rb") as file:
+        first = file.readline(_LONGEST_FIRST_LINE)
+    return first.startswith(_BINARY) or (first.startswith(b"#!") and b"python" not in first)
 
 
 def _as_text(value: Any) -> str:

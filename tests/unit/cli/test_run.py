@@ -154,8 +154,39 @@ def test_command_that_starts_python(start, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir("/")
     assert start("launcher", "--n", "2")[0] == [str(launcher), "--n", "2"]
+    launcher.write_text("print()\n")
     monkeypatch.chdir(tmp_path)
     assert start("launcher")[0] == [sys.executable, "launcher"], "a file of that name comes first, as with python"
+
+
+@pytest.mark.parametrize(
+    ("first", "mode", "is_command"),
+    [
+        (b"\x7fELF\x02\x01\x00", 0o755, True),
+        (b"#!/bin/sh\n", 0o755, True),
+        (b"#!/usr/bin/env bash\n", 0o700, True),
+        (b"#!/bin/sh\n", 0o644, False),
+        (b"#!/usr/bin/env python3\n", 0o755, False),
+        (b"#!/somewhere/bin/python3.12 -u\n", 0o755, False),
+        (b"PK\x03\x04", 0o755, False),
+        (b"", 0o755, False),
+    ],
+)
+def test_path_of_a_command(
+    start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes, mode: int, is_command: bool
+) -> None:
+    """Such as ``.venv/bin/python``, which is a binary, or ``./launch.sh``: Python could only say that it cannot read them."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "program"
+    program.write_bytes(first)
+    program.chmod(mode)
+    python = [] if is_command else [sys.executable]
+    assert start(str(program), "x")[0] == [*python, str(program), "x"]
+    monkeypatch.chdir(tmp_path)
+    assert start("bin/program")[0] == [*python, "bin/program"]
+    monkeypatch.chdir(tmp_path / "bin")
+    assert start("program")[0] == [*python, "./program" if is_command else "program"]
+    assert start("..")[0] == [sys.executable, ".."], "a directory is Python's"
 
 
 @pytest.mark.parametrize(
