@@ -112,7 +112,7 @@ def _begin_framework(module: str) -> None:
 
 def _start_server() -> None:
     """Let the node server start while the rest of a framework is imported; only for ``prefeed run``, which is asked to serve."""
-    if not program.is_counting() or multiprocessing.parent_process() is not None:
+    if not program.is_counting() or _is_of_multiprocessing():
         return
     from prefeed.client.launch import start_ahead
     from prefeed.errors import PrefeedError
@@ -150,11 +150,23 @@ _FRAMEWORKS: Final = {name: partial(_begin_framework, name) for name in hooks.MO
 
 
 def _parts() -> tuple[Any, Any]:
-    """Return what is imported only once torch is: it imports torch, and much else."""
+    """Return what is imported only once torch is: it imports torch, and much else.
+
+    What serves loaders is imported with the first loader in a process of ``multiprocessing``: most are workers, and make none. In others
+    it is imported now, so that processes that they fork have it.
+    """
     from prefeed import interception
     from prefeed.torch import patch
 
+    if not _is_of_multiprocessing():
+        import prefeed.torch.loader  # noqa: F401
     return interception, patch
+
+
+def _is_of_multiprocessing() -> bool:
+    """Return whether another process of the program has started this one, which may still be receiving what it is to do."""
+    is_receiving = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return is_receiving or multiprocessing.parent_process() is not None
 
 
 class _Voice(logging.Handler):

@@ -6,10 +6,12 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from prefeed.system.machine import OF_PROCESS
-from prefeed.types import Buffer
+
+if TYPE_CHECKING:
+    from prefeed.types import Buffer
 
 
 def path_name(file: Any) -> str | bytes | None:
@@ -96,7 +98,7 @@ class LentFile(Protocol):
         ...
 
 
-Answer = Buffer | LentFile
+Answer: TypeAlias = "Buffer | LentFile"
 """All bytes of a file, or where they are."""
 
 

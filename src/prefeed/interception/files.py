@@ -8,9 +8,10 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefeed.interception.asking import Answer, LentFile
-from prefeed.types import Buffer
 
 if TYPE_CHECKING:
+    from prefeed.types import Buffer
+
     _Base = io.BufferedIOBase
 else:
     _Base = object

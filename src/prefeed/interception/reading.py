@@ -12,7 +12,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,9 @@ from prefeed.interception.events import tell
 from prefeed.interception.files import PartlyReadFile, ServedFile, as_text, opened_file
 from prefeed.interception.writing import Named, Telling, is_writing, observers
 from prefeed.tally.opens import passed
-from prefeed.types import Buffer
+
+if TYPE_CHECKING:
+    from prefeed.types import Buffer
 
 _BINARY = ("rb", "br")
 _TEXT = ("r", "rt", "tr")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.client.access import CachedSamples
 from prefeed.loaders.kinds import is_just_a
 
 if TYPE_CHECKING:
+    from prefeed.client.access import CachedSamples
     from prefeed.stage_cache.dataset import CachedDataset, MappedDataset
 
 _STAGES: Final = "prefeed.stage_cache.dataset"

@@ -3,7 +3,8 @@
 ``loader``       ``DataLoader``, torch's own with a plan: start reading here
 ``attachment``   connects one loader to the node server
 ``attachments``  the attachment of each loader
-``in_place``     epochs that begin without the server, until the loader joins
+``in_place``     samples of epochs that begin without the server, until the loader joins
+``place``        the loader's side of these epochs
 ``patch``        changes torch's classes in place: every loader is served
 ``items``        loaders that make items themselves, such as fastai's
 ``order``        samplers, and their order, read ahead in windows
@@ -11,6 +12,7 @@
 ``planning``     batches on their way to torch, reported to the server
 ``resuming``     resumes a loader in the middle of an epoch, with its generators
 ``serving``      answers reads of samples from the cache
+``samples``      samples of a batch, in the process that makes them
 ``tensors``      encodes tensors for stage caches
 ``collating``    batches as torch makes them, in recycled memory
 ``sending``      bytes, text and arrays of a batch, in recycled memory
@@ -21,6 +23,18 @@
 ``naming``       the name of a loader
 """
 
-from prefeed.torch.loader import DataLoader
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prefeed.torch.loader import DataLoader
 
 __all__ = ["DataLoader"]
+
+
+def __getattr__(name: str) -> Any:  # a worker that is spawned imports modules of this package, and makes no loader
+    if name == "DataLoader":
+        return importlib.import_module("prefeed.torch.loader").DataLoader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

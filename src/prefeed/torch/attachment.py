@@ -31,14 +31,16 @@ from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.stages import begin_pass, has_cached_stage
 from prefeed.system.thread_lock import ThreadLock
 from prefeed.tally import program
-from prefeed.torch.in_place import InPlace, Place, measures
+from prefeed.torch.in_place import InPlace
 from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
+from prefeed.torch.place import Place, measures
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
-from prefeed.torch.serving import Served, Staged
+from prefeed.torch.samples import Staged
+from prefeed.torch.serving import Served
 from prefeed.types import OriginReads
 
 _log = logging.getLogger("prefeed")

@@ -25,7 +25,8 @@ from torch.utils.data.dataloader import (
 from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
 from prefeed.shown import shown
-from prefeed.torch.attachment import Attachment, samples_as_torchs, works_in_threads
+from prefeed.torch import patch
+from prefeed.torch.attachment import Attachment, LoaderView, samples_as_torchs, works_in_threads
 from prefeed.torch.attachments import Attachments
 from prefeed.torch.collating import collate_of, copies_samples
 from prefeed.torch.in_place import InPlace
@@ -33,11 +34,10 @@ from prefeed.torch.items import shown_as_torchs
 from prefeed.torch.naming import note_made
 from prefeed.torch.resuming import Position, Rest
 from prefeed.torch.ring import Lease
-from prefeed.torch.serving import Served, ServedInThreads, Staged, WorkerStart
+from prefeed.torch.samples import Staged, WorkerStart
+from prefeed.torch.serving import Served, ServedInThreads
 
-__all__ = ["DataLoader", "begin_iterator", "leave", "set_all_loaders"]
-
-_all_loaders = False
+__all__ = ["DataLoader", "LoaderView", "begin_iterator", "leave", "let_go", "note_made"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -58,7 +58,7 @@ class _LoaderType(ABCMeta):
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return super().__instancecheck__(instance) or (
-            cls is DataLoader and _all_loaders and isinstance(instance, TorchDataLoader)
+            cls is DataLoader and patch.is_enabled() and isinstance(instance, TorchDataLoader)
         )
 
 
@@ -233,16 +233,11 @@ def _serve(view: Any, loader: Any, attachment: Attachment, served: Served | Stag
     return lease
 
 
-def set_all_loaders(served: bool) -> None:
-    """Every loader of torch's counts as ``prefeed.DataLoader``, or only those that were made as such.
+def let_go() -> None:
+    """Loaders that were not made as ``prefeed.DataLoader`` are let go: their next epochs are torch's own.
 
-    In the latter case the others are let go: their next epochs are torch's own. Iterators that are in use run to
-    their end. Workers that were kept between epochs are started again, which draws one more base seed.
+    Iterators that are in use run to their end. Workers that were kept between epochs are started again, which draws one more base seed.
     """
-    global _all_loaders
-    _all_loaders = served
-    if served:
-        return
     for loader, attachment in _attachments.items():
         if not attachment.explicit:
             _attachments.remove(loader)

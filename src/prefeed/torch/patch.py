@@ -7,15 +7,19 @@ and ``type(loader)`` is torch's still.
 
 What goes round them is said: iterators of other classes, loaders with an ``__iter__`` of their own that makes none, and the
 loaders of other packages that are named in ``_OTHERS``.
+
+What serves a loader is imported with the first loader, where nobody has before: a worker that is spawned imports torch, and makes none.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -28,11 +32,8 @@ from torch.utils.data.dataloader import (
 from prefeed.after_import import after_import, forget
 from prefeed.loaders.replacing import Method, Replaced
 from prefeed.tally import program
-from prefeed.torch.attachment import LoaderView
-from prefeed.torch.loader import DataLoader, begin_iterator, leave, set_all_loaders
-from prefeed.torch.naming import note_made
 
-__all__ = ["disable", "enable"]
+__all__ = ["disable", "enable", "is_enabled"]
 
 _log = logging.getLogger("prefeed")
 
@@ -41,25 +42,44 @@ _SERVED: Final = (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter)
 _OTHERS: Final = {"torchdata.nodes.loader": "Loader"}
 """Loaders that make batches without torch's iterators: module and class."""
 
-_CALLER: Final = 2
+_SERVING: Final = "prefeed.torch.loader"
+"""Takes 70 ms of processor time to import."""
+
+_CALLER: Final = 3
 """Frames from a function that stands for a method up to who called the method."""
 
 
-def _begin_served(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+class _Instead:
+    """What stands for a method of torch's: ``act``, given ``prefeed.torch.loader`` as well; where that cannot be imported, the method."""
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self._act = act
+
+    def __call__(self, own: Method, first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            serving = importlib.import_module(_SERVING)
+        except Exception as err:  # noqa: BLE001 - a program that makes a loader of torch's must not fail for us
+            disable()
+            _log.warning("prefeed: off in this process: %s", err)
+            return own(first, *args, **kwargs)
+        return self._act(serving, own, first, args, kwargs)
+
+
+def _begin_served(serving: Any, own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     loader = _first(*args, **kwargs)
-    if type(loader) is LoaderView:
+    if type(loader) is serving.LoaderView:
         own(iterator, loader)
         return
     _unseen.seen(loader)
-    begin_iterator(iterator, loader, functools.partial(own, iterator))
+    serving.begin_iterator(iterator, loader, functools.partial(own, iterator))
 
 
-def _begin_other(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _begin_other(serving: Any, own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if not isinstance(iterator, _SERVED):
         loader = _first(*args, **kwargs)
         _unseen.seen(loader)
         name = type(iterator).__name__
-        leave(
+        serving.leave(
             loader,
             f"its class, {type(loader).__name__}, makes iterators of a class of its own, {name}; torch's DataLoader is served, "
             "and so is prefeed.DataLoader, which has a state_dict",
@@ -71,18 +91,18 @@ def _first(loader: Any) -> Any:
     return loader
 
 
-def _make_loader(own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _make_loader(serving: Any, own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     own(loader, *args, **kwargs)
-    note_made(loader, sys._getframe(_CALLER))
+    serving.note_made(loader, sys._getframe(_CALLER))
     torchs, cls = TorchDataLoader, type(loader)
     is_torchs = cls.__iter__ is torchs.__iter__ and cls._get_iterator is torchs._get_iterator
-    if not is_torchs and not issubclass(cls, DataLoader):
+    if not is_torchs and not issubclass(cls, serving.DataLoader):
         _unseen.expect(loader)
 
 
-def _iterate_other(own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _iterate_other(serving: Any, own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = f"{type(loader).__name__} of {type(loader).__module__}"
-    leave(loader, f"{name} makes no iterator of torch's; torch's DataLoader over the same dataset is served")
+    serving.leave(loader, f"{name} makes no iterator of torch's; torch's DataLoader over the same dataset is served")
     return own(loader, *args, **kwargs)
 
 
@@ -119,9 +139,9 @@ class _Patch:
 
     def __init__(self) -> None:
         self._replaced = [
-            *(Replaced(cls, "__init__", _begin_served) for cls in _SERVED),
-            Replaced(_BaseDataLoaderIter, "__init__", _begin_other),
-            Replaced(TorchDataLoader, "__init__", _make_loader),
+            *(Replaced(cls, "__init__", _Instead(_begin_served)) for cls in _SERVED),
+            Replaced(_BaseDataLoaderIter, "__init__", _Instead(_begin_other)),
+            Replaced(TorchDataLoader, "__init__", _Instead(_make_loader)),
         ]
         self._acts = {module: functools.partial(self._reach, module) for module in _OTHERS}
         for module, act in self._acts.items():
@@ -138,7 +158,7 @@ class _Patch:
     def _reach(self, module: str) -> None:
         cls = getattr(sys.modules[module], _OTHERS[module], None)
         if isinstance(cls, type) and "__iter__" in vars(cls):
-            self._replaced.append(Replaced(cls, "__iter__", _iterate_other))
+            self._replaced.append(Replaced(cls, "__iter__", _Instead(_iterate_other)))
 
 
 _unseen = _Unseen()
@@ -152,7 +172,6 @@ def enable() -> None:
     with _lock:
         if _patch is None:
             _patch = _Patch()
-            set_all_loaders(True)
 
 
 def disable() -> None:
@@ -162,4 +181,10 @@ def disable() -> None:
         if _patch is not None:
             _patch.undo()
             _patch = None
-            set_all_loaders(False)
+            if _SERVING in sys.modules:
+                sys.modules[_SERVING].let_go()
+
+
+def is_enabled() -> bool:
+    """Return whether every loader of torch's is served."""
+    return _patch is not None

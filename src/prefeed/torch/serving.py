@@ -6,99 +6,30 @@ reader is in charge of this thread: prefeed's datasets use it, and files that th
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import astuple, replace
+from dataclasses import replace
 from multiprocessing import util
-from queue import Empty
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
-import numpy.typing as npt
-import torch
-import torch.utils.data._utils.worker as torch_worker
-from torch.utils.data import StackDataset, Subset
+from typing import Any, Final
 
 from prefeed.client.access import AccessMap
 from prefeed.client.files import SampleFiles
-from prefeed.client.lending import NUM_COSTS, PartCosts
 from prefeed.client.reader import ObjectReader
 from prefeed.client.readers import serving
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
-from prefeed.loaders.stages import has_cached_stage, is_cached, is_mapped
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.torch.order import can_be_read_again
+from prefeed.torch.samples import Lent, SharedState, StandIn, is_stacked, own_batch_method, rows_of, samples_of
 from prefeed.torch.sending import BorrowedBytes
-
-if TYPE_CHECKING:
-    from prefeed.stage_cache.auditing import Waiting
-
-_IDLE_SECONDS: Final = 0.002
-"""A loop that takes a batch at once asks for the next one sooner than that."""
-
-
-def audit_when_idle(worker: FrameType, scope: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Make audits from now on whenever this worker has nothing to do: its batches are made, and the loop is busy.
-
-    torch's worker asks its queue for the next batch then. So that is where audits are made that can wait: in the worker's
-    own thread, as any other sample. A loop that is always waiting for its workers leaves no such moment: then they are made
-    when the worker is told to end.
-
-    Args:
-        worker: torch's loop, which reads from ``index_queue``; one of another torch, without that, is left alone.
-        scope: Opens what samples are made in.
-    """
-    queue: Any = worker.f_locals.get("index_queue")
-    if callable(getattr(queue, "get", None)):
-        waiting = importlib.import_module("prefeed.stage_cache.auditing").waiting  # as the stage has done before
-        queue.get = _Asking(queue.get, scope, waiting).get
-        waiting.is_attended = True
-
-
-class _Asking:
-    """In place of the ``get`` of a worker's queue."""
-
-    def __init__(
-        self, original: Callable[..., Any], scope: Callable[[], AbstractContextManager[Any]], waiting: Waiting
-    ) -> None:
-        self._original = original
-        self._scope = scope
-        self._waiting = waiting
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        while self._waiting and block:
-            try:
-                return self._ended(self._original(timeout=_IDLE_SECONDS))
-            except Empty:
-                with self._scope():
-                    self._waiting.make_one()
-        return self._ended(self._original(block, timeout))
-
-    def _ended(self, asked: Any) -> Any:
-        if asked is None and self._waiting:
-            with self._scope():
-                self._waiting.make_rest()
-        return asked
-
 
 _END: Final = object()
 
-_COST_ROWS: Final = 64
 
-_BEFORE_QUEUES_ARE_JOINED: Final = -4
-"""``multiprocessing.Queue`` joins its thread at -5."""
-
-
-class Served:
+class Served(StandIn):
     """A map-style dataset whose samples are read through a reader.
 
     Args:
@@ -241,68 +172,6 @@ class Served:
         return nullcontext() if self._files is None else self._files.sample(*indices)
 
 
-def shared_tensor(length: int, dtype: torch.dtype, *, is_shared: bool = True) -> torch.Tensor:
-    """Return zeros, shape (length,), in memory that workers share however they are started; ``is_shared=False``: there are none."""
-    with torch.inference_mode(False):  # whatever the loop is in now
-        zeros = np.zeros(length * dtype.itemsize, np.uint8)  # torch's would start the threads of OpenMP: 14 ms
-        memory = torch.from_numpy(zeros).view(dtype)
-    if not is_shared:
-        return memory
-    with contextlib.suppress(RuntimeError, OSError):  # no shared memory: there can be no workers
-        memory.share_memory_()
-    return memory
-
-
-class SharedState:
-    """What the processes of a loader tell each other: which epoch it is, what parts of files cost, and whether that is too much.
-
-    **Threads and processes**: goes to workers however they are started, where it is the same memory. Each worker has a row of its own.
-    """
-
-    def __init__(self, *, is_shared: bool = True) -> None:
-        memory = shared_tensor((_COST_ROWS + 1) * NUM_COSTS, torch.float64, is_shared=is_shared)
-        self._memory = memory.reshape(-1, NUM_COSTS)
-        self._was_slower = False
-
-    @property
-    def epoch(self) -> int:
-        """Number of epochs that began."""
-        return int(self._rows[_COST_ROWS, 0])
-
-    def epoch_begins(self) -> None:
-        """Another one."""
-        self._rows[_COST_ROWS, 0] += 1
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was found that the files are better read where they lie."""
-        return bool(self._rows[_COST_ROWS, 1])
-
-    def add(self, costs: PartCosts) -> None:
-        """Count what a batch cost."""
-        if costs.opens or costs.others:
-            info = torch_worker._worker_info
-            self._rows[0 if info is None else info.id % _COST_ROWS] += astuple(costs)
-
-    def why_slower(self) -> str:
-        """Return why the files are better read where they lie, as the epoch showed; "" when they are not."""
-        rows = self._rows[:_COST_ROWS]
-        costs = PartCosts(*rows.sum(axis=0).tolist())
-        if not costs.is_enough:
-            return ""
-        rows[:] = 0
-        why = costs.why_slower(is_lasting=self._was_slower)
-        self._was_slower = costs.is_slower
-        self._rows[_COST_ROWS, 1] = bool(why)
-        return why
-
-    @property
-    def _rows(self) -> npt.NDArray[np.float64]:
-        """The memory, shape (_COST_ROWS + 1, NUM_COSTS); numpy's arrays know of no device and no mode of torch's."""
-        rows: npt.NDArray[np.float64] = self._memory.numpy()
-        return rows
-
-
 class ServedItems(Served):
     """The samples of a loader that makes items and batches itself (``items``), read through a reader.
 
@@ -336,7 +205,7 @@ class ServedItems(Served):
             yield index
 
 
-class ServedInThreads:
+class ServedInThreads(StandIn):
     """A served dataset where the workers are threads of this process: each has a reader of its own.
 
     **Ownership**: the readers are closed when this is gone, and with it the iterator and its workers.
@@ -372,186 +241,8 @@ def _close_all(readers: list[ObjectReader]) -> None:
         reader.close()
 
 
-class Lent:
-    """Entries of a cache whose bytes a batch is collated from: views, valid until they are given back.
-
-    **Threads and processes**: one thread at a time; picklable while nothing is lent.
-
-    Attributes:
-        is_allowed: The caller copies the samples, and says when that is done.
-    """
-
-    def __init__(self) -> None:
-        self.is_allowed = False
-        self._stack: ExitStack | None = None
-
-    def borrow(self) -> ExitStack | None:
-        """Return what to lend with until ``give_back``; None when samples must own what they hold."""
-        self.give_back()
-        if self.is_allowed:
-            self._stack = ExitStack()
-        return self._stack
-
-    def give_back(self) -> None:
-        """The batch has its copy."""
-        stack, self._stack = self._stack, None
-        if stack is not None:
-            stack.close()
-
-
-class Staged:
-    """A dataset over the cache of a stage, where no plan is served: its batches are collated from the cache itself."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.lent: Lent = Lent()
-
-    def begin_process(self) -> None:
-        """This is a process of the loader from now on: it has nothing to tell anybody."""
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.inner[index]
-
-    def __getitems__(self, indices: Any) -> list[Any]:
-        """Return the samples of a batch, as torch makes them."""
-        batch = own_batch_method(self.inner, indices)
-        if batch is not None:
-            return batch(indices)
-        return samples_of(self.inner, rows_of(indices)[0], lambda _: nullcontext(), self.lent)
-
-    def between_batches(self) -> AbstractContextManager[None]:
-        """Inside it, samples are made that no batch has asked for: an audit."""
-        return nullcontext()
-
-
-def rows_of(indices: Any) -> tuple[Iterable[Any], Sequence[Any]]:
-    """Return the indices of a batch of any type, and a sequence in which each is found once it was drawn.
-
-    What can be read only once is drawn as torch draws it: one index, one sample, the next index.
-    """
-    if can_be_read_again(indices):
-        rows = indices if isinstance(indices, list) else list(indices)
-        return rows, rows
-    drawn: list[Any] = []
-    return _noted(indices, drawn), drawn
-
-
-def _noted(indices: Iterable[Any], drawn: list[Any]) -> Iterator[Any]:
-    for index in indices:
-        drawn.append(index)
-        yield index
-
-
 def _as_torch(dataset: Any, indices: Any) -> list[Any]:
     """Return the samples of a batch, made as torch's fetcher makes them."""
     batch = getattr(dataset, "__getitems__", None)
     samples: list[Any] = batch(indices) if batch else [dataset[index] for index in indices]
     return samples
-
-
-def own_batch_method(dataset: Any, indices: Any) -> Callable[[Any], list[Any]] | None:
-    """Return the method that makes a batch in one go; None when there is none, or ``_samples`` does what it does.
-
-    Args:
-        dataset: The user's.
-        indices: Of the batch.
-    """
-    method = getattr(dataset, "__getitems__", None)
-    if not callable(method) or is_cached(dataset) or is_mapped(dataset):
-        return None
-    if type(dataset) is Subset and own_batch_method(dataset.dataset, []) is None:
-        return None
-    if (
-        type(dataset) is StackDataset
-        and can_be_read_again(indices)  # each part reads them: torch's method has its own error for others
-        and all(own_batch_method(part, indices) is None for part in _parts_of(dataset).values())
-    ):
-        return None
-    found: Callable[[Any], list[Any]] = method
-    return found
-
-
-def _parts_of(stack: StackDataset[Any]) -> dict[Any, Any]:
-    parts: Any = stack.datasets
-    return parts if isinstance(parts, dict) else dict(enumerate(parts))
-
-
-def is_stacked(dataset: Any) -> bool:
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    return type(dataset) is StackDataset
-
-
-def samples_of(
-    dataset: Any,
-    indices: Iterable[Any],
-    making: Callable[[int], AbstractContextManager[None]],
-    lent: Lent | None = None,
-) -> list[Any]:
-    """Return the samples of a batch, each made inside its scope, in the order in which torch makes them.
-
-    Stacked datasets are asked one after the other for the whole batch: any other order would draw other random numbers.
-
-    Args:
-        dataset: Without a method of its own that makes a batch.
-        indices: Of the batch.
-        making: Opens the scope of a sample, by its position in the batch.
-        lent: The receiver of the samples may be lent what a cache holds; None: functions of the user's get them.
-    """
-    if type(dataset) is Subset and callable(getattr(dataset.dataset, "__getitems__", None)):
-        return samples_of(dataset.dataset, [dataset.indices[index] for index in indices], making, lent)
-    if type(dataset) is StackDataset:
-        parts = _parts_of(dataset)
-        rows = zip(*(samples_of(part, indices, making) for part in parts.values()), strict=True)
-        return (
-            [dict(zip(parts, row, strict=True)) for row in rows] if isinstance(dataset.datasets, dict) else list(rows)
-        )
-    if is_cached(dataset):
-        return dataset.samples(indices, making=making, borrow=None if lent is None else lent.borrow())
-    if is_mapped(dataset) and has_cached_stage(dataset):
-        return [dataset.fn(sample) for sample in samples_of(dataset.dataset, indices, making)]
-    samples = []
-    for position, index in enumerate(indices):
-        with making(position):
-            samples.append(dataset[index])
-    return samples
-
-
-class WorkerStart:
-    """The worker's first act: show the user's dataset to ``get_worker_info``, then run the user's own function."""
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self._then = then
-        self._made_by = os.getpid()
-
-    def __call__(self, worker_id: int) -> None:
-        info: Any = torch_worker._worker_info
-        served = info.dataset if info is not None else None
-        if isinstance(served, Served | Staged | ServedInThreads):
-            torch_worker._worker_info = torch_worker.WorkerInfo(
-                id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=served.inner
-            )
-        if (
-            isinstance(served, Served | Staged) and os.getpid() != self._made_by
-        ):  # else a thread, of the loader's process
-            self._begin_process(served)
-        if self._then is not None:
-            self._then(worker_id)
-
-    def _begin_process(self, served: Served | Staged) -> None:
-        util.Finalize(None, _end_orphan, args=(os.getppid(),), exitpriority=_BEFORE_QUEUES_ARE_JOINED)
-        served.begin_process()
-        if has_cached_stage(served.inner):
-            audit_when_idle(sys._getframe(2), served.between_batches)
-
-
-def _end_orphan(loader: int) -> None:
-    """End a worker whose loader was killed: torch's own would wait for ever, for somebody to read its last batches.
-
-    What it has open, the tier and its connection, would count as in use for as long.
-    """
-    if os.getppid() != loader:
-        os._exit(1)
