@@ -21,9 +21,9 @@ from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.core import in_place as core_in_place
 from prefeed.errors import ServerUnavailableError
-from prefeed.torch import in_place as torch_in_place
-from prefeed.torch.in_place import NOT_READY, QUICK
+from prefeed.torch import place as torch_place
 from prefeed.torch.loader import _attachment_of
+from prefeed.torch.place import NOT_READY, QUICK
 from sandbox import Sandbox, end_all, servers_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -76,7 +76,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage is as a test says, and not as the machine is."""
     monkeypatch.setattr(in_place, "QUICK_NS", ALWAYS_QUICK)
     monkeypatch.setattr(core_in_place, "SHORT_SECONDS", 0.0)
-    monkeypatch.setattr(torch_in_place, "_stayed", set())
+    monkeypatch.setattr(torch_place, "_stayed", set())
 
 
 def loader_of(dataset: Any, cls: Any = prefeed.DataLoader, **kwargs: Any) -> Any:

@@ -284,7 +284,7 @@ def test_audits_wait_until_a_worker_has_nothing_to_do(
     told = Told(tmp_path / "told", "got")
     monkeypatch.setattr("prefeed.stage_cache.auditing.SHARE", 0.0)  # no others than the first ones
     if is_busy:
-        monkeypatch.setattr("prefeed.torch.serving._IDLE_SECONDS", 60.0)  # as if there were always something to do
+        monkeypatch.setattr("prefeed.torch.samples._IDLE_SECONDS", 60.0)  # as if there were always something to do
 
     def loader() -> Any:
         cached = prefeed.CachedDataset(prefeed.mapped(made_from, Told(told.path, "made"), version="1"))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from prefeed.client.lending import CostMeter, Lent, PartCosts
+from prefeed.client.lending import CostMeter, Lent
+from prefeed.client.part_costs import PartCosts
 
 US, MS, MB = 1e-6, 1e-3, 1e6
 PARTS = PartCosts(

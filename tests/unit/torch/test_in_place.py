@@ -20,9 +20,10 @@ from prefeed.core.in_place import MOST_MEASURED, SHORT_SECONDS, Storage
 from prefeed.loaders.access import Opening
 from prefeed.tally import opens, program
 from prefeed.torch import attachment as module
-from prefeed.torch import in_place as module_in_place
+from prefeed.torch import place as module_place
 from prefeed.torch.attachment import Attachment, _may_begin_in_place
-from prefeed.torch.in_place import FEW_FILES, NO_FILES, NOT_READY, QUICK, SHORT, InPlace, Place
+from prefeed.torch.in_place import InPlace
+from prefeed.torch.place import FEW_FILES, NO_FILES, NOT_READY, QUICK, SHORT, Place
 
 
 class Files:
@@ -289,8 +290,8 @@ def slow(one: Place, *, waited_ns: int = 5_000_000) -> None:
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No server listens, and nothing was read before."""
-    monkeypatch.setattr(module_in_place, "is_listening", lambda _: False)
-    monkeypatch.setattr(module_in_place, "_stayed", set())
+    monkeypatch.setattr(module_place, "is_listening", lambda _: False)
+    monkeypatch.setattr(module_place, "_stayed", set())
 
 
 @pytest.mark.usefixtures("_alone")
@@ -353,7 +354,7 @@ def test_what_does_not_stay_in_place(root: Path, monkeypatch: pytest.MonkeyPatch
     short.epoch_begins(in_place=True)
     slow(short)
     with monkeypatch.context() as patch:
-        patch.setattr(module_in_place, "is_listening", lambda _: True)
+        patch.setattr(module_place, "is_listening", lambda _: True)
         assert not short.stays()
     assert short.stays()
 

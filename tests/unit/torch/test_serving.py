@@ -19,14 +19,15 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from prefeed.client.access import AccessMap
 from prefeed.client.files import SampleFiles
-from prefeed.client.lending import PartCosts
+from prefeed.client.part_costs import PartCosts
 from prefeed.client.readers import active_reader
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError
 from prefeed.interception import uninstall
 from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.sources.mounts import Roots
-from prefeed.torch.serving import Lent, Served, SharedState, WorkerStart, _end_orphan
+from prefeed.torch.samples import Lent, SharedState, WorkerStart, _end_orphan
+from prefeed.torch.serving import Served
 from sandbox import Sandbox
 
 CACHED = b"from the cache"
@@ -401,7 +402,7 @@ def test_a_worker_shows_the_users_dataset_and_runs_the_users_function(
     monkeypatch.setattr(torch_worker, "_worker_info", info)
     called: list[Any] = []
     finalized: list[Any] = []
-    monkeypatch.setattr("prefeed.torch.serving.util.Finalize", lambda *args, **kwargs: finalized.append(args))
+    monkeypatch.setattr("prefeed.torch.samples.util.Finalize", lambda *args, **kwargs: finalized.append(args))
 
     def then(worker_id: int) -> None:
         shown = torch_worker.get_worker_info()
@@ -410,7 +411,7 @@ def test_a_worker_shows_the_users_dataset_and_runs_the_users_function(
 
     start = WorkerStart(then)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("prefeed.torch.serving.os.getpid", lambda: 1)  # of a worker; it was made in another process
+        elsewhere.setattr("prefeed.torch.samples.os.getpid", lambda: 1)  # of a worker; it was made in another process
         start(1)
     assert called == [(1, inner, 1, 2, 3)]
     assert finalized == [(None, _end_orphan), (made, made.reader.close)]
