@@ -28,6 +28,9 @@ _PREFIX = "prefeed: "
 _WEBDATASET: Final = "webdataset"
 """All of it: its modules import each other, and one of them is there before it has what is replaced."""
 
+_STREAMS: Final = "datasets.iterable_dataset"
+"""Of Hugging Face: a worker that is spawned splits its files before it opens the first one."""
+
 
 def enable() -> None:
     """Serve every loader, now or as soon as torch is imported; nothing when ``PREFEED_ENABLED`` is 0. Never raises."""
@@ -36,6 +39,7 @@ def enable() -> None:
         after_import(name, act)
     after_import("cv2", _REACH["cv2"])
     after_import(_WEBDATASET, _reach_shards)
+    after_import(_STREAMS, _reach_streams)
 
 
 def answer_beside() -> None:
@@ -57,6 +61,7 @@ def disable() -> None:
     """Leave torch, ``open`` and the log as they were; loaders are torch's own from their next epoch on."""
     forget("torch", _begin)
     forget(_WEBDATASET, _reach_shards)
+    forget(_STREAMS, _reach_streams)
     for name, reach in (*_REACH.items(), *_FRAMEWORKS.items()):
         forget(name, reach)
     hooks.undo()
@@ -91,6 +96,13 @@ def _reach_shards() -> None:
         webdataset.register()
     except Exception as err:
         _log.warning("prefeed: WebDataset does not read prefeed: URLs: %s", err)
+
+
+def _reach_streams() -> None:
+    """Hugging Face's streams were imported: what is read through the cache is opened ahead."""
+    from prefeed.loaders import hugging_face
+
+    hugging_face.register()
 
 
 def _begin_framework(module: str) -> None:

@@ -20,8 +20,9 @@ import prefeed
 import servers
 from leaks import wait_until
 from prefeed.errors import ConfigError, UnknownSchemeError
-from prefeed.files import close, hugging_face
+from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
+from prefeed.loaders import hugging_face
 from prefeed.sources.fork_proxy import ForkedReader
 from sandbox import Sandbox
 from unit.sampleset.documents import apply, sample_set

@@ -63,7 +63,7 @@ def test_files(root: Path) -> None:
 
 def _stream_files(root: Path) -> None:
     import prefeed
-    from prefeed.files import hugging_face
+    from prefeed.loaders import hugging_face
 
     write_tables(root)
     for data_files in (

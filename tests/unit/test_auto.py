@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as TorchIter
@@ -166,3 +167,23 @@ def test_webdatasets_shards_are_read_ahead_when_it_is_imported_later(monkeypatch
     assert "prefeed" in sys.modules["webdataset.gopen"].gopen_schemes
     for name in [name for name in sys.modules if name.partition(".")[0] == "webdataset"]:
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_worker_that_is_spawned_follows_the_first_file_of_hugging_faces_stream(tmp_path: Path) -> None:
+    """Its files are split before one of them is opened: nothing of prefeed's but this hook is imported by then."""
+    code = (
+        "import sys, types\n"
+        "sys.modules['datasets'] = types.ModuleType('datasets')\n"
+        "sys.modules['datasets'].__path__ = [sys.argv[1]]\n"
+        "import prefeed.auto\n"
+        "import datasets.iterable_dataset\n"
+        "assert 'prefeed.files' not in sys.modules\n"
+        "urls = [f'prefeed://s3://b/{number}' for number in range(2)]\n"
+        "next(iter(datasets.iterable_dataset._split_gen_kwargs(urls)))\n"
+        "from prefeed.loaders import hugging_face\n"
+        "assert hugging_face.following('s3://b/0') == 's3://b/1'\n"
+    )
+    (tmp_path / "iterable_dataset.py").write_text(
+        "def _split_gen_kwargs(urls):\n    return [{'files': [url]} for url in urls]\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

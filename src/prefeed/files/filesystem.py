@@ -24,8 +24,8 @@ from prefeed.client.blocks import Blocks, blocks_of
 from prefeed.client.node import access_now
 from prefeed.config import SAMPLE_SET, Config, settings_of
 from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PassedThroughError, PrefeedError
-from prefeed.files import hugging_face
 from prefeed.files.opening import open as open_object
+from prefeed.loaders import hugging_face
 from prefeed.sampleset.names import resolve
 from prefeed.sources.urls import canonical_url, is_of_store, split_object
 from prefeed.types import ObjectInfo

@@ -10,6 +10,7 @@
 ``order``       in which order workers ask for samples
 ``feed``        ties a loader of any framework but PyTorch to the node
 ``sources``     what stands in for its dataset
+``hugging_face``  the order of the files that Hugging Face's ``datasets`` streams
 ``by_identity``  records of objects of the user's
 ``replacing``   methods of frameworks that are replaced in place
 ``kinds``       tells datasets and tensors of the frameworks by the names of their classes

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from prefeed.files import hugging_face
-from prefeed.files.hugging_face import bare, following
+from prefeed.loaders import hugging_face
+from prefeed.loaders.hugging_face import bare, following
 
 URLS = [f"prefeed://s3://b/{number}.parquet" for number in range(5)]
 
@@ -59,8 +59,10 @@ def test_a_file_in_several_parts_is_followed_by_another_file(module: Any) -> Non
 
 
 def test_files_of_others_are_not_followed(module: Any) -> None:
-    list(module._split_gen_kwargs({"files": ["s3://b/x", "/data/y"], "names": ["a", "b"]}, max_num_jobs=2))
-    list(module._split_gen_kwargs({"numbers": [1, 2]}, max_num_jobs=2))
+    for arguments in ({"files": ["s3://b/x", "/data/y"], "names": ["a", "b"]}, {"numbers": [1, 2]}):
+        shards = module._split_gen_kwargs(arguments, max_num_jobs=2)
+        assert type(shards) is list
+        assert len(shards) == 2
     assert not hugging_face._following
 
 

@@ -1,7 +1,8 @@
 """The order in which Hugging Face's ``datasets`` streams files: for each file of ours, the one that follows.
 
 A worker's files are known when its epoch begins, after the shuffle and the split by ranks and workers. They are told one by one, as the
-stream comes to them; the file system opens the next one while one is read.
+stream comes to them; the file system (``files.filesystem``) opens the next one while one is read. This module imports nothing for it: a
+worker that is spawned needs it before the file system, which is imported with the first file.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _see() -> None:
 
 def _split_in_order(split: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     found = split(*args, **kwargs)
-    return InOrder(found) if type(found) is list else found
+    is_ours = type(found) is list and any(map(_names_of, found))
+    return InOrder(found) if is_ours else found
 
 
 os.register_at_fork(after_in_child=_following.clear)
