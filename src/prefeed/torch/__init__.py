@@ -38,3 +38,7 @@ def __getattr__(name: str) -> Any:  # a worker that is spawned imports modules o
     if name == "DataLoader":
         return importlib.import_module("prefeed.torch.loader").DataLoader
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
