@@ -58,7 +58,7 @@ def python_state() -> State:
         return (random.getstate(),)
     # ``gauss`` draws two numbers at once and keeps the second.
     size = min(_random.Random.__basicsize__, _HEAD_BYTES + 4 + _FEW_BYTES)  # position, then words
-    return (_memory(generator, size), generator.gauss_next)
+    return (_python.of(generator, generator, lambda: (_body(generator, size),)), generator.gauss_next)
 
 
 def numpy_state() -> State:
@@ -70,10 +70,14 @@ def numpy_state() -> State:
     source = generator._bit_generator
     if sys.implementation.name != "cpython" or type(source).__name__ != "MT19937":
         return (repr(generator.get_state(legacy=False)),)
+    return (_numpy.of(generator, source, lambda: _numpys_memory(generator, source)),)
+
+
+def _numpys_memory(generator: Any, source: Any) -> tuple[memoryview, ...]:
     # The object itself holds the second number of a pair of normal ones.
-    own = _memory(generator, type(generator).__basicsize__)
+    own = _body(generator, type(generator).__basicsize__)
     words = source.ctypes.state_address  # then the position
-    return (own, ctypes.string_at(words, _FEW_BYTES), ctypes.string_at(words + _WORDS_BYTES, 4))
+    return own, _view(words, _FEW_BYTES), _view(words + _WORDS_BYTES, 4)
 
 
 def torch_state() -> State:
@@ -92,8 +96,39 @@ def torch_state() -> State:
     )
 
 
-def _memory(value: Any, size_bytes: int) -> bytes:
-    return ctypes.string_at(id(value) + _HEAD_BYTES, size_bytes - _HEAD_BYTES)
+def _body(value: Any, size_bytes: int) -> memoryview:
+    return _view(id(value) + _HEAD_BYTES, size_bytes - _HEAD_BYTES)
+
+
+def _view(address: int, size_bytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * size_bytes).from_address(address))
+
+
+class _Memory:
+    """Where one generator keeps its state: found once, since each look at an address is an event to the hooks of ``sys.addaudithook``.
+
+    **Threads.** Any: what is kept is replaced as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Any, tuple[memoryview, ...]] = (None, None, ())
+
+    def of(self, generator: Any, source: Any, find: Callable[[], tuple[memoryview, ...]]) -> bytes:
+        """Return the bytes of a generator's state.
+
+        Args:
+            generator, source: Whose memory it is; both are kept, and with them their memory, until others are asked for.
+            find: Returns where the bytes are.
+        """
+        known, known_source, views = self._kept
+        if known is not generator or known_source is not source:
+            views = find()
+            self._kept = (generator, source, views)
+        return b"".join(views)
+
+
+_python: Final = _Memory()
+_numpy: Final = _Memory()
 
 
 GENERATORS: Final[tuple[tuple[str, Callable[[], State]], ...]] = (

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate as torchs
 
+from prefeed.system.heap import keep_freed
 from prefeed.torch.ring import ring_of
 from prefeed.torch.sending import (
     INLINE_BYTES,
@@ -209,6 +210,7 @@ class _Stacked:
         shape, num_bytes = (len(tensors), *first.shape), len(tensors) * first.nbytes
         if num_bytes <= INLINE_BYTES:
             return torch.empty(shape, dtype=first.dtype, device="cpu")
+        keep_freed(2 * num_bytes)  # the samples are freed together, and the next batch's are as large
         slot = self._writer.try_take(num_bytes, num_before=self.num_large)
         self.num_large += 1
         if slot is None:

@@ -25,6 +25,7 @@ from torch.utils.data import Subset, TensorDataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from prefeed.stage_cache import randomness
 from prefeed.stage_cache.randomness import Watch, find_random, look_for_chance, not_random
 
 # ---------------------------------------------------------------- torchvision's transforms
@@ -510,6 +511,16 @@ def test_a_watch_can_be_used_again_and_inside_another() -> None:
     with inner:
         pass
     assert inner.drew is None
+
+
+def test_the_memory_of_a_generator_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = randomness.python_state(), randomness.numpy_state()
+    monkeypatch.delattr(randomness, "_view")
+    assert (randomness.python_state(), randomness.numpy_state()) == before
+    random.random()
+    np.random.rand()
+    assert randomness.python_state() != before[0]
+    assert randomness.numpy_state() != before[1]
 
 
 def test_what_is_drawn_before_an_error_is_seen() -> None:

@@ -369,3 +369,13 @@ def test_the_workers_side_is_opened_once(number: int) -> None:
     assert isinstance(writer, RingWriter)
     sent(collate, [large(1)])
     assert collate._writer is writer
+
+
+def test_the_heap_keeps_what_the_samples_of_large_batches_take(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr("prefeed.torch.collating.keep_freed", kept.append)
+    collate = collate_into(number)
+    sent(collate, [torch.zeros(10)] * BATCH)
+    assert kept == []
+    sent(collate, [torch.zeros(100_000)] * BATCH)
+    assert kept == [2 * BATCH * 400_000]
