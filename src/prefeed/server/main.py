@@ -39,6 +39,7 @@ from prefeed.store.layout import MIN_BUDGET_BYTES
 from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.writer import TierWriter
+from prefeed.system.memory_nodes import spread_new_pages
 from prefeed.system.removing import remove_tree
 from prefeed.system.trust import open_own
 from prefeed.wire.endpoint import LOCK, make_runtime_dir, remove_in_transit
@@ -146,6 +147,7 @@ def main() -> int:
     try:
         os.umask(0o077)  # what a server makes is its user's alone
         config = resolve()
+        spread_new_pages()
         forget_store_environment()
         logging.basicConfig(format="%(message)s")
         logging.getLogger("prefeed").setLevel(_LOG_LEVELS[config.log_level])

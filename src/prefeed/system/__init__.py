@@ -3,6 +3,7 @@
 ``machine``     the identity of this node and of its processes
 ``memory``      free memory of the machine and its control groups
 ``heap``        freed memory that the C library keeps
+``memory_nodes``  nodes of a machine with several sockets
 ``files``       atomic, durable and private files
 ``locks``       locks of files and directories: immediate, with a limit, in turns
 ``thread_lock``  a lock of threads that a forked child finds free
