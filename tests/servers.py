@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -31,8 +32,12 @@ Answer = Callable[["Handler"], None]
 
 
 @contextlib.contextmanager
-def moto_server() -> Iterator[str]:
-    """Run moto's S3 in this process; yield its URL. All of a process show the same buckets, which are gone when the last one ends."""
+def moto_server(requests: list[tuple[str, str, str]] | None = None) -> Iterator[str]:
+    """Run moto's S3 in this process; yield its URL. All of a process show the same buckets, which are gone when the last one ends.
+
+    Args:
+        requests: Each one is appended: its method, path, and range.
+    """
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from moto.s3.models import s3_backends
@@ -40,7 +45,13 @@ def moto_server() -> Iterator[str]:
 
     global _num_moto_servers
     application = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+
+    def noted(environ: dict[str, str], start_response: Any) -> Any:
+        if requests is not None:
+            requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("HTTP_RANGE", "")))
+        return application(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, noted, threaded=True, request_handler=MotoRequestHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     _num_moto_servers += 1

@@ -327,18 +327,20 @@ def _joined(parts: list[Any]) -> Any:
     return pa.concat_tables(parts)
 
 
-def test_a_file_that_was_opened_ahead_long_ago_is_opened_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_opened_ahead_long_ago_is_used_if_it_has_not_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = root / "x"
     path.write_bytes(b"a" * BLOCK)
     fs = fsspec.filesystem("prefeed")
     with fs.open(str(path)) as before:
-        for fresh_seconds in (60, 0):
+        for fresh_seconds, changes in ((60, False), (0, False), (0, True)):
             monkeypatch.setattr("prefeed.files.filesystem._FRESH_SECONDS", fresh_seconds)
             fs._open_ahead(str(path), before)
             (ahead,) = (file for _, file in fs._ahead.values())
+            if changes:
+                path.write_bytes(b"b" * BLOCK)
             with fs.open(str(path)) as file:
-                assert (file is ahead) == bool(fresh_seconds)
-                assert file.read() == b"a" * BLOCK
+                assert (file is ahead) == (not changes)  # asked for again, it is the same
+                assert file.read() == (b"b" if changes else b"a") * BLOCK
             assert ahead.closed
             assert not fs._ahead
     fs._open_ahead(str(root / "none"), before)  # its reader meets the error

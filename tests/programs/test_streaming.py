@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import importlib.util
 import multiprocessing
 import os
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import servers
+from leaks import wait_until
 from sandbox import Sandbox
 
 if importlib.util.find_spec("datasets") is None:
@@ -83,14 +86,18 @@ def test_a_bucket(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with servers.moto_server() as endpoint:
         for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
             monkeypatch.setenv(name, value)
-        import boto3
-
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket="tables")
-        client.close()
+        create_bucket(endpoint)
         for file in root.iterdir():
             servers.put_into_moto("tables", f"d/{file.name}", file.read_bytes())
         in_child(_stream_bucket)
+
+
+def create_bucket(endpoint: str) -> None:
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=endpoint)
+    client.create_bucket(Bucket="tables")
+    client.close()
 
 
 def _stream_bucket() -> None:
@@ -99,6 +106,86 @@ def _stream_bucket() -> None:
         forms.append("prefeed::s3://tables/d/*.parquet")
     for data_files in forms:
         assert ids_of(data_files) == list(range(ROWS))
+
+
+COLUMNS = ["b", "d"]
+COLUMN_BYTES = 1_000_000
+
+
+@pytest.mark.parametrize("num_row_groups", [1, 2])
+def test_of_the_next_file_the_same_columns_are_fetched(
+    root: Path, monkeypatch: pytest.MonkeyPatch, num_row_groups: int
+) -> None:
+    in_child(write_columns, root, num_row_groups)
+    requests: list[tuple[str, str, str]] = []
+    with servers.moto_server(requests) as endpoint:
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        create_bucket(endpoint)
+        for file in root.iterdir():
+            servers.put_into_moto("tables", f"d/{file.name}", file.read_bytes())
+        in_child(_stream_columns, num_row_groups, endpoint)
+    marks = [index for index, request in enumerate(requests) if request[1] == "/mark"]
+    assert len(marks) == 2
+    expected = num_row_groups * len(COLUMNS) * COLUMN_BYTES
+    for number in range(3):
+        ahead = bytes_of(requests[: marks[max(0, number - 1)]], number)
+        in_all = bytes_of(requests, number)
+        assert ahead > 0.8 * expected, "the columns of a file are fetched while the one before is read"
+        assert expected <= in_all <= 1.1 * (expected + 64 * 1024) + 64 * 1024
+    num_requests = sum(method == "GET" and path.endswith(".parquet") for method, path, _ in requests)
+    assert num_requests < 3 * (expected // (64 * 1024) + 12)
+
+
+def bytes_of(requests: list[tuple[str, str, str]], number: int) -> int:
+    """Return how many bytes of a file were asked for."""
+    ranges = [
+        part.removeprefix("bytes=").split("-")
+        for _, path, part in requests
+        if path == f"/tables/d/{number}.parquet" and part
+    ]
+    return sum(int(end) - int(begin) + 1 for begin, end in ranges)
+
+
+def write_columns(root: Path, num_row_groups: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    num_rows = 100 * num_row_groups
+    for number in range(3):
+        columns = {name: [os.urandom(COLUMN_BYTES // 100) for _ in range(num_rows)] for name in "abcde"}
+        table = pa.table({"id": range(number * num_rows, (number + 1) * num_rows), **columns})
+        pq.write_table(table, root / f"{number}.parquet", row_group_size=100, compression="none", use_dictionary=False)
+
+
+def _stream_columns(num_row_groups: int, endpoint: str) -> None:
+    from datasets import load_dataset
+
+    import prefeed
+
+    files = [f"prefeed://s3://tables/d/{number}.parquet" for number in range(3)]
+    rows = load_dataset("parquet", data_files=files, split="train", streaming=True, columns=COLUMNS)
+    per_file = 100 * num_row_groups
+    file_bytes = num_row_groups * len(COLUMNS) * COLUMN_BYTES
+    for number, row in enumerate(rows):
+        assert sorted(row) == COLUMNS
+        assert [len(row[name]) for name in COLUMNS] == [COLUMN_BYTES // 100] * 2
+        if number in (per_file - 1, 2 * per_file - 1):  # the last row of a file: the next one has not been asked for
+            num_files = (number + 1) // per_file + 1
+            assert wait_until(
+                lambda least=0.97 * num_files * file_bytes: prefeed.statistics().origin_bytes > least,
+                timeout_seconds=60,
+            )
+            mark(endpoint)
+    assert number + 1 == 3 * per_file
+
+
+def mark(endpoint: str) -> None:
+    """Leave a request among those that the server notes."""
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"))
+    with contextlib.closing(connection):
+        connection.request("GET", "/mark")
+        connection.getresponse().read()
 
 
 def test_the_doctor_examines_a_stream(root: Path) -> None:

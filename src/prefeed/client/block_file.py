@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from prefeed.client.block_order import Order
+from prefeed.client.block_order import END_BYTES, Order
 from prefeed.client.blocks import BlockObject, Blocks, blocks_of
 from prefeed.client.row_groups import FooterReader, RowGroups, row_groups_of
+from prefeed.errors import PrefeedError
 from prefeed.types import Buffer
 
 if TYPE_CHECKING:
@@ -83,7 +85,9 @@ class BlockFile(io.BufferedIOBase):
         self._copy: tuple[int, bytes] = 0, b""  # the bytes from a place on
         self._held: tuple[int, Buffer] | None = None  # bytes from a place on that the tier has no room for
         self._is_collected = False
-        self._at_half: Callable[[BlockFile], None] | None = None
+        self._at_half: list[Callable[[BlockFile], None]] = []  # one at most
+        self._next: BlockFile | None = None  # that is read after this one, if it is told what is read of this one
+        self._told: tuple[int, int] = 0, 0  # columns and blocks of this one of which it was told
         self._footer = FooterReader(self._size)
         self._unread_footer = b""
         self._row_groups: RowGroups | None = None
@@ -225,21 +229,22 @@ class BlockFile(io.BufferedIOBase):
             self._begin_plan(0, 1)
 
     def begin_as(self, before: BlockFile) -> None:
-        """The same, for a file that is read as another one was; see ``Order.begin_as``."""
+        """The same, for a file that is read as another one was; see ``Order.begin_as``.
+
+        Of a Parquet file of which only some columns are read, the same columns are fetched of this one, as they are read there.
+        """
         self._require_open()
-        if self._size and self._blocks.tier(self._opened) is not None and not self._is_in_tier(0):
-            has_footer = bool(before._unread_footer) or before._row_groups is not None
-            indices = self._order.begin_as(before._order, end_first=has_footer)
-            if indices:
-                self._consumer = self._blocks.begin_plan(
-                    self._opened, indices, resident=not self._blocks.config.read_once
-                )
-            if not self._consumer:
-                self._order.end()
+        groups = before._row_groups
+        takes_columns = groups is not None and groups.are_some_read()
+        if self._size and self._blocks.tier(self._opened) is not None and (takes_columns or not self._is_in_tier(0)):
+            has_footer = bool(before._unread_footer) or groups is not None
+            self._tell_next(self._order.begin_as(before._order, end_first=has_footer, end_alone=takes_columns))
+            if takes_columns:
+                before._next = self
 
     def when_half_read(self, act: Callable[[BlockFile], None]) -> None:
         """Call this once with the file, in a thread that reads it, when half of it has been read."""
-        self._at_half = act
+        self._at_half = [act]
 
     def expects(self, index: int) -> bool:
         """Return whether a block is being fetched for this reader, or will be."""
@@ -261,7 +266,7 @@ class BlockFile(io.BufferedIOBase):
         if self.closed:
             return
         super().close()
-        self._held, self._copy = None, (0, b"")
+        self._held, self._copy, self._next = None, (0, b""), None
         if self._blocks.pid != os.getpid():
             return
         consumer, self._consumer = self._consumer, 0
@@ -309,6 +314,19 @@ class BlockFile(io.BufferedIOBase):
 
     def _from_tier(self, offset: int, length: int, wanted: int) -> bytes | None:
         """Return bytes that the tier has all of, by one copy; None for all others."""
+        data = self._peek(offset, length)
+        if data is None:
+            return None
+        self._note(offset, wanted)
+        step, end = self._order.block_bytes, offset + length
+        for index in range(offset // step, (end - 1) // step + 1):
+            start = max(0, offset - index * step)
+            self._note_hit(index, start, min(step, end - index * step) - start)
+        self._after(end)
+        return data
+
+    def _peek(self, offset: int, length: int) -> bytes | None:
+        """Return the same, and note nothing."""
         if self._blocks.pid != os.getpid() or (tier := self._blocks.tier(self._opened)) is None:
             return None
         step, end = self._order.block_bytes, offset + length
@@ -322,14 +340,7 @@ class BlockFile(io.BufferedIOBase):
             ]
             data = b"".join(parts) if len(parts) == len(blocks) else b""
             del parts, views
-        if len(data) != length:
-            return None
-        self._note(offset, wanted)
-        for index in blocks:
-            start = max(0, offset - index * step)
-            self._note_hit(index, start, min(step, end - index * step) - start)
-        self._after(end)
-        return data
+        return data if len(data) == length else None
 
     def _fill(self, offset: int, target: memoryview, *, wanted: int | None = None) -> None:
         """Copy bytes from a place on; all of them exist.
@@ -370,7 +381,7 @@ class BlockFile(io.BufferedIOBase):
     def _learn(self) -> None:
         """A block is missing: what its format says of the object shows what is read next, from the last read on."""
         footer, self._unread_footer = self._unread_footer, b""
-        found = row_groups_of(footer)
+        found = None if self._row_groups is not None else row_groups_of(footer)
         if found is not None:
             found.note(*self._order.last)
             self._row_groups = found
@@ -382,9 +393,10 @@ class BlockFile(io.BufferedIOBase):
             self._go_on(end)
         elif self._hits >= _REPORTED_HITS:
             self._report(0)
-        if self._at_half is not None and self._order.is_half_read():
-            act, self._at_half = self._at_half, None
-            act(self)
+        if self._at_half and self._order.is_half_read():
+            self._reach_half()
+        if self._next is not None:
+            self._lead(self._next, end)
 
     def _read_missing(self, offset: int, target: memoryview) -> int:
         """Copy bytes of one block that the tier does not hold; return how many."""
@@ -403,6 +415,8 @@ class BlockFile(io.BufferedIOBase):
         if self._opened.num_blocks == 1 or (has_node and self._order.may_take(index, len(part))):
             self._begin_plan(index, offset + len(target))
             self._fetching.add(index)
+            if self._at_half and self._is_half_of_columns():
+                self._reach_half()  # while the block is fetched
             try:
                 if self._waits is not None:
                     self._waits()
@@ -463,10 +477,7 @@ class BlockFile(io.BufferedIOBase):
         if self._unread_footer:
             self._learn()
         indices = self._order.begin(index, end)
-        if len(indices) > 1:
-            self._consumer = self._blocks.begin_plan(self._opened, indices, resident=not self._blocks.config.read_once)
-        if not self._consumer:
-            self._order.end()
+        self._tell_next(indices if len(indices) > 1 else [])
 
     def _go_on(self, position: int) -> None:
         """The reader has come so far: report, and tell what follows."""
@@ -476,6 +487,91 @@ class BlockFile(io.BufferedIOBase):
             self._blocks.extend_plan(self._opened, self._consumer, more)
         elif len(self._done) >= 8:
             self._report(self._consumer)
+
+    def _is_half_of_columns(self) -> bool:
+        """Return True when some columns are read, and half of them have been: those of a small part of the file may be all."""
+        groups = self._row_groups
+        if groups is None or not groups.are_some_read() or not groups.is_half_read():
+            return False
+        return len(groups.names_read) == 1 or not self._order.is_all_read
+
+    def _reach_half(self) -> None:
+        with suppress(IndexError):  # another thread that reads this file has done it
+            self._at_half.pop()(self)
+
+    def _lead(self, after: BlockFile, end: int) -> None:
+        """Tell the file that is read next which columns are read of this one; ``end`` is where the last read ended."""
+        groups = self._row_groups
+        if groups is None:
+            return
+        names = groups.names_read
+        told = len(names), self._order.asked_bytes // self._order.block_bytes
+        if told != self._told:
+            is_last = next(groups.after(end), None) is None  # as far as it is known
+            with suppress(PrefeedError, OSError):  # who reads it meets the error
+                if after._follow(names, self._order, waits=is_last):
+                    self._told = told
+
+    def _follow(self, names: Collection[str], before: Order, *, waits: bool) -> bool:
+        """Fetch these columns, as far as the reader has come in another file; False: the footer is not there yet.
+
+        Args:
+            names: Of columns.
+            before: What was read of the other file.
+            waits: For the footer: the reader comes here for the last time, and would wait for it when it opens this file.
+        """
+        if not self._planning.acquire(blocking=False):
+            return False
+        try:
+            if self._row_groups is None:
+                footer = self._footer_ahead(waits=waits)
+                if footer is None:
+                    return False
+                self._row_groups = row_groups_of(footer)
+            if self._row_groups is None or self.closed:
+                return True
+            if not self._order.asked_bytes:
+                self._row_groups.want(names)
+                self._order.expect(self._row_groups.after)
+            self._tell_next(self._order.take_parts(self._row_groups.parts_of(names), before))
+            if self.closed and self._consumer:
+                self._end_plan()
+        finally:
+            self._planning.release()
+        return True
+
+    def _footer_ahead(self, *, waits: bool) -> bytes | None:
+        """Return the footer; empty: there is none; None: the tier does not have it yet."""
+        start, reader = max(0, self._size - END_BYTES), FooterReader(self._size)
+        while start >= 0 and reader.may_be_in(start, self._size - start):
+            data = self._bytes_ahead(start, waits=waits)
+            if data is None:
+                return None
+            if footer := reader.look(start, data):
+                return footer
+            start = reader.start
+        return b""
+
+    def _bytes_ahead(self, start: int, *, waits: bool) -> bytes | None:
+        """Return the bytes from a place to the end, which are fetched; None: the tier does not have them yet."""
+        data, first = self._peek(start, self._size - start), start // self._order.block_bytes
+        if data is None:
+            blocks = range(first, self._order.num_blocks)
+            self._tell_next(self._order.plan(blocks))
+            if waits:
+                parts = [self._blocks.read_block(self._opened, index, self._consumer) for index in blocks]
+                data = b"".join(parts)[start - first * self._order.block_bytes :]
+        return data
+
+    def _tell_next(self, indices: list[int]) -> None:
+        """Tell the server of more blocks that will be read."""
+        if indices and self._consumer:
+            self._blocks.extend_plan(self._opened, self._consumer, indices)
+        elif indices:
+            resident = not self._blocks.config.read_once
+            self._consumer = self._blocks.begin_plan(self._opened, indices, resident=resident)
+        if not self._consumer:
+            self._order.end()
 
     def _end_plan(self) -> None:
         """The reader has gone elsewhere."""
@@ -503,6 +599,7 @@ class BlockFile(io.BufferedIOBase):
         self._opened = BlockObject(given, self._blocks.source(given), info)
         self._consumer = 0
         self._planning = threading.Lock()
+        self._next = None
         self._order.end()
         self._done.clear()
         self._hits = self._hit_bytes = 0

@@ -17,7 +17,7 @@ _STEPS: Final = 3
 """This number of equal steps is a stride."""
 
 _OVERHEAD: Final = 1.1
-_END_BYTES: Final = 64 * 1024
+END_BYTES: Final = 64 * 1024
 """Of a Parquet file that are read first."""
 
 
@@ -92,7 +92,7 @@ class Order:
 
     def may_take(self, index: int, count: int) -> bool:
         """Return whether a whole block may be fetched for ``count`` bytes of it, and count it if so."""
-        size = min(self.block_bytes, self._size - index * self.block_bytes)
+        size = self._size_of(index)
         if index in self.planned:
             return True
         asked = self._asked - self._last[1] + count  # what else is asked for now is not fetched yet
@@ -135,7 +135,7 @@ class Order:
         self.planned.add(index)
         return blocks
 
-    def begin_as(self, other: Order, *, end_first: bool) -> list[int]:
+    def begin_as(self, other: Order, *, end_first: bool, end_alone: bool = False) -> list[int]:
         """Return the blocks to fetch first for a reader that has read half of another object, and reads this one the same way.
 
         A reader of all bytes there reads all bytes here.
@@ -143,15 +143,71 @@ class Order:
         Args:
             other: Of the other object.
             end_first: The reader looks at the end of an object before it reads the rest.
+            end_alone: What else it reads is told by ``take_parts``.
         """
         blocks: dict[int, None] = {}
         if end_first:
-            first = max(0, self._size - _END_BYTES) // self.block_bytes
+            first = max(0, self._size - END_BYTES) // self.block_bytes
             blocks.update(dict.fromkeys(range(first, self._num_blocks)))
-        if other._asked * _OVERHEAD >= sum(other._last):
+        if other.is_all_read and not end_alone:
             blocks.update(dict.fromkeys(range(min(self._num_blocks, self._most_ahead))))
         self._plan(list(blocks))
         return list(blocks)
+
+    def take_parts(self, parts: Iterable[tuple[int, int]], other: Order) -> list[int]:
+        """Return the blocks to fetch of parts that are going to be read, in that order, by a reader that is at another object still.
+
+        Their bytes, with those that the reader will ask for without getting a block, are at most 1.1 times those of the parts and
+        of what it asked for there, and one block.
+
+        Args:
+            parts: Of each the first byte, and the one behind the last.
+            other: Of the other object.
+        """
+        step, most = self.block_bytes, min(other._asked, self._most_ahead * self.block_bytes)
+        counts: dict[int, int] = {}
+        total = 0
+        for start, end in parts:
+            total += end - start
+            for index in range(start // step, (end - 1) // step + 1):
+                counts[index] = counts.get(index, 0) + min(end, (index + 1) * step) - max(start, index * step)
+            if total >= most:
+                break
+        expected, fetched = min(END_BYTES, self._size), 0  # the reader begins with the end
+        found = []
+        for index in range(max(0, self._size - END_BYTES) // step, self._num_blocks):
+            fetched += self._size_of(index)
+            expected += counts.pop(index, 0)
+        for index, count in counts.items():
+            size = self._size_of(index)
+            expected += count
+            is_taken = index in self.planned or fetched + size <= _OVERHEAD * min(expected, most) + step
+            fetched += size if is_taken else count
+            if is_taken and index not in self.planned:
+                found.append(index)
+        self._plan(found)
+        return found
+
+    def plan(self, blocks: Iterable[int]) -> list[int]:
+        """Return those of these blocks that are not planned yet; from now on they are."""
+        found = [block for block in blocks if block not in self.planned]
+        self._plan(found)
+        return found
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks of the object."""
+        return self._num_blocks
+
+    @property
+    def is_all_read(self) -> bool:
+        """True when the reader has read all that lies before the end of its last read."""
+        return self._asked * _OVERHEAD >= sum(self._last)
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes that the reader has asked for."""
+        return self._asked
 
     def is_half_read(self) -> bool:
         """Return True once the reader has come half as far as it goes; who reads the end first has not."""
@@ -177,7 +233,8 @@ class Order:
 
     def is_followed(self) -> bool:
         """Return False when the last read was of none of the blocks of the plan."""
-        return self._first_block in self.planned or bool(self._readahead)
+        last = max(self._first_block, (sum(self._last) - 1) // self.block_bytes)
+        return bool(self._readahead) or any(block in self.planned for block in range(self._first_block, last + 1))
 
     def end(self) -> None:
         """There is no plan any more."""
@@ -228,8 +285,11 @@ class Order:
     def _state(self) -> tuple[tuple[int, int], int, int, int, int, int]:
         return self._last, self._stride, self._num_strides, self.run_bytes, self._asked, self._first_block
 
+    def _size_of(self, index: int) -> int:
+        return min(self.block_bytes, self._size - index * self.block_bytes)
+
     def _covers(self, index: int, end: int) -> bool:
-        size = min(self.block_bytes, self._size - index * self.block_bytes)
+        size = self._size_of(index)
         return (end - index * self.block_bytes) * _OVERHEAD >= size
 
     def _strided(self, index: int) -> list[int]:
@@ -248,5 +308,5 @@ class Order:
         for block in blocks:
             if block not in self.planned:
                 self.planned.add(block)
-                self._fetched += min(self.block_bytes, self._size - block * self.block_bytes)
+                self._fetched += self._size_of(block)
         self._planned_end = max([self._planned_end, *(block + 1 for block in blocks)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 _MAGIC: Final = b"PAR1"
@@ -28,11 +28,15 @@ class RowGroups:
 
     Args:
         chunks: Of each row group, of each of its columns: the first byte, and the one behind the last.
+        names: Of the columns; what was read of a file tells what is read of the next one by them.
     """
 
-    def __init__(self, chunks: Sequence[Sequence[Chunk]]) -> None:
+    def __init__(self, chunks: Sequence[Sequence[Chunk]], names: Sequence[str] = ()) -> None:
         self._chunks = chunks
+        self._names = names
+        self._read: set[int] = set()  # columns
         self._starts = [min(start for start, _ in group) for group in chunks]
+        self._end = max((end for group in chunks for _, end in group), default=0)
         self._group = -1
         self._seen: set[int] = set()  # columns that were read of this row group
         self._wanted: set[int] = set()  # columns that were read of the one before
@@ -40,6 +44,8 @@ class RowGroups:
     def note(self, offset: int, count: int) -> None:
         """Note what is read: columns count as wanted once another row group is read, or all of them are."""
         end = offset + count
+        if end > self._end:
+            return  # the footer is wanted, whatever lies before it
         for number in range(max(0, bisect_right(self._starts, offset) - 1), len(self._chunks)):
             if self._starts[number] >= end:
                 break
@@ -52,8 +58,31 @@ class RowGroups:
                     self._wanted = self._seen
                 self._group, self._seen = number, set()
             self._seen = self._seen | found
+            self._read = self._read | found
             if len(self._seen) == len(group):
                 self._wanted = self._seen
+
+    @property
+    def names_read(self) -> frozenset[str]:
+        """Columns of which something was read."""
+        return frozenset(self._names[column] for column in self._read if column < len(self._names))
+
+    def are_some_read(self) -> bool:
+        """Return whether something was read of some columns, and nothing of the others."""
+        return 0 < len(self._read) < len(self._names)
+
+    def is_half_read(self) -> bool:
+        """Return whether the reader has come to the row group in the middle: a file of one is half read from its first column on."""
+        return 2 * self._group >= max(0, len(self._chunks) - 1)
+
+    def want(self, names: Collection[str]) -> None:
+        """These columns are going to be read, until its reads show which."""
+        self._wanted = {column for column, name in enumerate(self._names) if name in names}
+
+    def parts_of(self, names: Collection[str]) -> Iterator[Chunk]:
+        """Yield all parts of these columns, in the order in which they are read."""
+        columns = [column for column, name in enumerate(self._names) if name in names]
+        return (group[column] for group in self._chunks for column in columns)
 
     def after(self, position: int) -> Iterator[Chunk]:
         """Yield what is wanted from a position on, each part by its first byte and the one behind its last."""
@@ -80,6 +109,11 @@ class FooterReader:
         if self._end:
             return offset <= self._start and offset + count >= self._size - _END_BYTES
         return offset + count == self._size and _END_BYTES <= count <= _MOST_BYTES
+
+    @property
+    def start(self) -> int:
+        """First byte of the footer, once the end of the file has told it; negative: it has not, or the footer was returned."""
+        return self._start
 
     def look(self, offset: int, data: bytes | memoryview) -> bytes:
         """Return the footer of a Parquet file, to the end of the file; empty: it has not been read, or it is another file.
@@ -115,7 +149,8 @@ def row_groups_of(footer: bytes) -> RowGroups | None:
         if not 0 < found.num_row_groups * found.num_columns <= _MOST_CHUNKS:
             return None
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
-        return RowGroups([[_chunk(group.column(at)) for at in range(found.num_columns)] for group in groups])
+        names = [groups[0].column(at).path_in_schema for at in range(found.num_columns)]
+        return RowGroups([[_chunk(group.column(at)) for at in range(found.num_columns)] for group in groups], names)
     except Exception:  # noqa: BLE001 - its reader meets the error as well, and says it
         return None
 

@@ -39,7 +39,7 @@ _AZURE: Final = "az"
 _AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": _AZURE, "abfss": _AZURE, "adl": _AZURE}
 
 _FRESH_SECONDS: Final = 15.0
-"""A file that was opened ahead is given to its reader within this time; later the object is asked for again."""
+"""A file that was opened ahead is given to its reader within this time; later only if the object is asked for and has not changed."""
 
 _MOST_AHEAD: Final = 16
 """Files that are open ahead: one per stream that is read."""
@@ -142,8 +142,13 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
     ) -> Any:
         full, readahead = self._full(path), options.get("readahead")
-        ahead = self._opened_ahead(full) if mode == "rb" and readahead is None else None
-        file = ahead or open_object(full, mode, readahead=readahead, config=self._config)
+        opened, ahead = self._ahead.pop(full, (0.0, None)) if mode == "rb" and readahead is None else (0.0, None)
+        if ahead is not None and time.monotonic() - opened < _FRESH_SECONDS:
+            file: Any = ahead
+        else:
+            file = open_object(full, mode, readahead=readahead, config=self._config)
+            if ahead is not None:
+                file = _either(ahead, file)
         after = hugging_face.following(full)
         if after is not None and isinstance(file, BlockFile):
             file.when_half_read(partial(self._open_ahead, after))
@@ -158,13 +163,6 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 self._ahead[full] = time.monotonic(), file
                 for oldest in list(self._ahead)[:-_MOST_AHEAD]:
                     self._ahead.pop(oldest)[1].close()
-
-    def _opened_ahead(self, full: str) -> BlockFile | None:
-        opened, file = self._ahead.pop(full, (0.0, None))
-        if file is None or time.monotonic() - opened < _FRESH_SECONDS:
-            return file
-        file.close()
-        return None
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         """Return an object as a file, in text modes decoded; see ``prefeed.open``.
@@ -353,6 +351,15 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
 
 hugging_face.register()
+
+
+def _either(ahead: BlockFile, now: Any) -> Any:
+    """Return the file that was opened ahead if it is still the same version, else the one that was opened now; close the other one."""
+    is_same = (
+        isinstance(now, BlockFile) and ahead.version != "" and (ahead.version, ahead.size) == (now.version, now.size)
+    )
+    (now if is_same else ahead).close()
+    return ahead if is_same else now
 
 
 def _part(file: Any, start: int | None, end: int | None) -> bytes:
