@@ -321,13 +321,43 @@ def _stream_parquet(root: Path) -> None:
     assert hugging_face.following(str(second)) is None
 
 
+def test_of_a_parquet_file_that_is_streamed_next_the_same_columns_are_fetched(root: Path) -> None:
+    in_child(_stream_columns, root)
+
+
+def _stream_columns(root: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    num_files, column_bytes = 3, 30 * BLOCK
+    for number in range(num_files):
+        columns = {name: [os.urandom(column_bytes // 100) for _ in range(100)] for name in "abcd"}
+        pq.write_table(pa.table(columns), root / f"{number}.parquet", compression="none", use_dictionary=False)
+    urls = [f"prefeed://{root}/{number}.parquet" for number in range(num_files)]
+    for number, shard in enumerate(hugging_face.InOrder([{"files": [url]} for url in urls])):
+        (url,) = shard["files"]
+        with fsspec.open(url) as file:
+            ahead = getattr(file, "_consumer", 0)
+            assert bool(ahead) == (number > 0)
+            part = pq.ParquetFile(file).read(columns=["b", "d"])
+            assert part.equals(pq.read_table(root / f"{number}.parquet", columns=["b", "d"]))
+            num_known = min(number + 2, num_files)
+            expected = num_known * 2 * column_bytes  # the ends of columns may be read without a block
+            assert wait_until(
+                lambda least=0.9 * expected: prefeed.statistics().origin_bytes >= least, timeout_seconds=60
+            )
+            assert prefeed.statistics().origin_bytes <= 1.1 * (expected + num_known * 64 * 1024) + num_known * BLOCK
+
+
 def _joined(parts: list[Any]) -> Any:
     import pyarrow as pa
 
     return pa.concat_tables(parts)
 
 
-def test_a_file_that_was_opened_ahead_long_ago_is_used_if_it_has_not_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_opened_ahead_long_ago_is_used_if_it_has_not_changed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = root / "x"
     path.write_bytes(b"a" * BLOCK)
     fs = fsspec.filesystem("prefeed")

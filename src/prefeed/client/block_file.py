@@ -220,12 +220,8 @@ class BlockFile(io.BufferedIOBase):
         self._require_open()
         if self._blocks.pid != os.getpid():
             self._continue_forked()
-        if (
-            not self._consumer
-            and self._size
-            and self._blocks.tier(self._opened) is not None
-            and not self._is_in_tier(0)
-        ):
+        has_tier = self._size and self._blocks.tier(self._opened) is not None
+        if not self._consumer and has_tier and not self._is_in_tier(0):
             self._begin_plan(0, 1)
 
     def begin_as(self, before: BlockFile) -> None:
@@ -502,11 +498,9 @@ class BlockFile(io.BufferedIOBase):
     def _lead(self, after: BlockFile, end: int) -> None:
         """Tell the file that is read next which columns are read of this one; ``end`` is where the last read ended."""
         groups = self._row_groups
-        if groups is None:
-            return
-        names = groups.names_read
+        names = groups.names_read if groups is not None else ()
         told = len(names), self._order.asked_bytes // self._order.block_bytes
-        if told != self._told:
+        if groups is not None and told != self._told:
             is_last = next(groups.after(end), None) is None  # as far as it is known
             with suppress(PrefeedError, OSError):  # who reads it meets the error
                 if after._follow(names, self._order, waits=is_last):
@@ -528,7 +522,7 @@ class BlockFile(io.BufferedIOBase):
                 if footer is None:
                     return False
                 self._row_groups = row_groups_of(footer)
-            if self._row_groups is None or self.closed:
+            if self._row_groups is None:
                 return True
             if not self._order.asked_bytes:
                 self._row_groups.want(names)

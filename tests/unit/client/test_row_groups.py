@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -178,3 +179,74 @@ def test_half_of_an_object_is_read_when_its_reader_is_in_the_middle() -> None:
     assert not order.is_half_read()
     order.note(600_000, 100)
     assert order.is_half_read()
+
+
+def test_what_is_read_of_a_file_is_told_by_the_names_of_its_columns() -> None:
+    found = RowGroups(GROUPS, ["a", "b", "c"])
+    assert not found.are_some_read()
+    assert not found.is_half_read()
+    found.note(150, 20)  # the last column and the footer: it is read for the footer
+    assert found.names_read == set()
+    found.note(60, 10)
+    found.note(10, 40)
+    found.note(70, 20)
+    assert found.names_read == {"a", "b"}
+    assert found.are_some_read()
+    assert found.is_half_read()
+    found.note(90, 9)
+    assert not found.are_some_read()
+    other = RowGroups([[(0, 5), (5, 9)], [(9, 20), (20, 30)]], ["c", "x"])
+    assert [*other.parts_of({"a", "b"})] == []
+    assert [*other.parts_of({"a", "c"})] == [(0, 5), (9, 20)]
+    other.want({"a", "c"})
+    assert [*other.after(0)] == [(0, 5), (9, 20)]
+
+
+def test_a_file_of_one_row_group_is_half_read_from_its_first_column_on() -> None:
+    found = RowGroups(GROUPS[:1], ["a", "b", "c"])
+    found.note(4, 6)
+    assert found.is_half_read()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_more_is_fetched_of_the_columns_of_the_next_file_than_is_read(seed: int) -> None:
+    """With what the reader asks for itself, where it gets no block: at most 1.1 times what it asks for, and one block."""
+    random = np.random.default_rng(seed)
+    bounds = np.cumsum([4, *random.integers(1, 40 if seed % 2 else 4000, 30)]).tolist()
+    chunks = [*pairwise(bounds)]
+    groups = [chunks[number : number + 5] for number in range(0, 30, 5)]
+    size = bounds[-1] + 64 * 1024
+    wanted = random.choice(5, size=2, replace=False)
+    parts = [group[column] for group in groups for column in sorted(wanted)]
+    before = Order(size_bytes=size, block_bytes=BLOCK, most_bytes=1 << 30, readahead=None)
+    before.note(size - 64 * 1024, 64 * 1024)
+    after = Order(size_bytes=size, block_bytes=BLOCK, most_bytes=1 << 30, readahead=None)
+    end = after.begin_as(before, end_first=True, end_alone=True)
+    asked = 64 * 1024
+    for start, stop in parts:
+        before.note(start, stop - start)
+        asked += stop - start
+        after.take_parts(parts, before)
+        whole = sum(min(BLOCK, size - block * BLOCK) for block in after.planned)
+        assert whole <= 1.1 * asked + BLOCK
+    assert {*end} <= after.planned
+    touched = {block for start, stop in parts for block in range(start // BLOCK, (stop - 1) // BLOCK + 1)}
+    assert after.planned <= touched | {*end}
+    inner = {block for start, stop in parts for block in range(-(-start // BLOCK), stop // BLOCK)}
+    assert inner <= after.planned
+    rest = sum(
+        min(stop, (block + 1) * BLOCK) - max(start, block * BLOCK)
+        for start, stop in parts
+        for block in range(start // BLOCK, (stop - 1) // BLOCK + 1)
+        if block not in after.planned
+    )
+    assert whole + rest <= 1.1 * asked + BLOCK
+
+
+def test_a_plan_is_followed_by_a_read_that_has_any_of_its_blocks() -> None:
+    order = Order(size_bytes=1000, block_bytes=BLOCK, most_bytes=1 << 30, readahead=None)
+    order.plan([2, 3])
+    order.note(150, 100)
+    assert order.is_followed()
+    order.note(150, 50)
+    assert not order.is_followed()
