@@ -9,9 +9,12 @@ Nothing says what a generator yields next. But most of them go through a list, a
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, Final
 from weakref import ref
@@ -24,11 +27,16 @@ from prefeed.loaders.kinds import length_of
 from prefeed.loaders.searching import attributes_of, find_columns
 from prefeed.loaders.sources import ServedSource
 from prefeed.sources.mounts import Roots
+from prefeed.system.clock import Clock
 
 _UNKNOWN_LENGTH: Final = 1 << 14
 """Elements whose files are learned in the first pass of a generator that holds no list of files."""
 
 _MOST_ELEMENTS: Final = 1 << 24
+_MOST_PARTS: Final = 1 << 16
+_PASS_OF_PLAN: Final = 50
+"""A plan is made if so many times the time that it takes has passed since the last one."""
+
 _MOST_LENGTHS: Final = 3
 """Lists of different lengths that are looked at: each search may take a second."""
 
@@ -104,40 +112,105 @@ def _names_in(code: CodeType) -> Iterator[str]:
 class ServedGenerator:
     """In the place of a generator function: its passes are read through the cache, and read ahead.
 
+    A plan costs a few messages to the server: milliseconds, where a pass over files of a local disk may take less. So passes have plans
+    of their own as long as these take at most a fiftieth of the time. Passes that are given arguments, as those of tf.data's ``interleave``, are
+    parts of one round: it has one plan, and ends when a part begins again.
+
     Args:
         generator: The user's: returns an iterable, called once per pass.
         feeds: Of the framework.
+        clock: Seconds that only go forward.
 
     **Threads**: any. Of passes at the same time, one is read ahead; the others are read through the cache.
     """
 
-    def __init__(self, generator: Callable[..., Any], feeds: Feeds) -> None:
+    def __init__(self, generator: Callable[..., Any], feeds: Feeds, *, clock: Clock = time.monotonic) -> None:
         self.generator = generator
         self._feeds = feeds
+        self._clock = clock
         self._lock = threading.Lock()
         self._ahead: ref[Pass] | None = None
         self._elements: Elements | None = None
         self._source: ServedSource | None = None
         self._kind = type(str(getattr(generator, "__name__", type(generator).__name__)), (Elements,), {})
+        self._planned_at = 0.0
+        self._plan_seconds: float | None = None  # the first one is not counted: it may start the server
+        self._num_plans = 0
+        self._parts: dict[tuple[Any, ...], list[int]] = {}  # samples of each, in order
+        self._begun: set[tuple[Any, ...]] = set()  # in this round
+        self._num_samples = 0  # of all parts
+        self._round: Feed | None = None
 
     def __call__(self, *args: Any) -> Pass:
         """Begin a pass; raises what the generator raises."""
         elements = iter(self.generator(*args))
         with self._lock:
-            running = None if self._ahead is None else self._ahead()
-            if running is not None and not running.is_over:
-                return Pass(elements, self, self._source, None)
-            if self._elements is None:
-                self._elements = self._kind(held_by(self.generator))
-            feed = self._feeds.of(self, self._elements)
+            return self._part_of_round(elements, _key_of(args)) if args else self._whole(elements)
+
+    def _whole(self, elements: Iterator[Any]) -> Pass:
+        running = None if self._ahead is None else self._ahead()
+        if (running is not None and not running.is_over) or not self._pays():
+            return Pass(elements, self, self._source, None)
+        with self._planning() as feed:
             feed.loop_begins(None)
-            self._source = feed.serve()
-            if self._source is not None:
-                self._source.reports_each = False  # its reads are in this process, which reports the last ones
             begun = Pass(elements, self, self._source, feed)
             self._ahead = ref(begun)
-            feed.begin(range(len(self._elements)))
-            return begun
+            feed.begin(range(len(self._elements or ())))
+        return begun
+
+    def _part_of_round(self, elements: Iterator[Any], key: tuple[Any, ...]) -> Pass:
+        is_next_round = not self._begun or key in self._begun
+        if is_next_round:
+            self._begun.clear()
+        self._begun.add(key)
+        if is_next_round and self._pays():
+            if self._round is not None:
+                self._round.epoch_ended()
+            self._lengthen(self._num_samples)
+            with self._planning() as feed:
+                self._round = feed
+                feed.begin(range(self._num_samples or len(self._elements or ())))
+        if len(self._parts) >= _MOST_PARTS:
+            self._parts.clear()
+        return Pass(elements, self, self._source, None, part=self._parts.setdefault(key, []))
+
+    def _pays(self) -> bool:
+        """Return whether it is worth its time to make another plan."""
+        seconds = self._plan_seconds
+        return seconds is None or self._clock() - self._planned_at >= _PASS_OF_PLAN * seconds
+
+    @contextmanager
+    def _planning(self) -> Iterator[Feed]:
+        """Give the feed that makes a plan now, with what stands in for the elements."""
+        began = self._clock()
+        if self._elements is None:
+            self._elements = self._kind(held_by(self.generator))
+        feed = self._feeds.of(self, self._elements)
+        self._source = feed.serve()
+        if self._source is not None:
+            self._source.reports_each = False  # its reads are in this process, which reports the last ones
+        yield feed
+        self._planned_at = self._clock()
+        self._num_plans += 1
+        if self._num_plans > 1:
+            self._plan_seconds = min(self._planned_at - began, self._plan_seconds or math.inf)
+
+    def sample_of(self, part: list[int], index: int) -> int:
+        """Return which sample an element of a part is: the parts have them in the order in which they are first asked for them."""
+        if index >= len(part):
+            with self._lock:
+                part.append(self._num_samples)
+                self._num_samples += 1
+        return part[index]
+
+    def step(self) -> None:
+        """Another element of a round was made."""
+        feed = self._round
+        if feed is not None and self._lock.acquire(blocking=False):  # else another part does it
+            try:
+                feed.step()
+            finally:
+                self._lock.release()
 
     def rounds(self) -> int:
         """Return after how many elements a generator without an end begins its list again; 0: it is not known."""
@@ -147,22 +220,43 @@ class ServedGenerator:
     def has_ended(self, num_elements: int) -> None:
         """A pass had this number of elements: the next one is read ahead to there, if that was not known."""
         with self._lock:
-            elements = self._elements
-            if elements is not None and num_elements > len(elements):
-                self._elements = self._kind(vars(elements.held), min(num_elements, _MOST_ELEMENTS))
-                self._feeds.renew(self, self._elements)
+            self._lengthen(num_elements)
+
+    def _lengthen(self, num_elements: int) -> None:
+        elements = self._elements
+        if elements is not None and num_elements > len(elements):
+            self._elements = self._kind(vars(elements.held), min(num_elements, _MOST_ELEMENTS))
+            self._feeds.renew(self, self._elements)
+
+
+def _key_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple((arg.shape, arg.tobytes()) if isinstance(arg, np.ndarray) else repr(arg) for arg in args)
 
 
 class Pass:
     """Iterator over the elements of one pass.
+
+    Args:
+        elements: The user's.
+        owner: Began it.
+        source: What stands in for its elements; None: they are read as without prefeed.
+        feed: Has a plan of it alone; None: there is none, or one of the round to which it belongs.
+        part: Which samples its elements were, the last time that it was given; None: the first element is the first sample.
 
     Attributes:
         is_over: It has given its last element, or raised.
     """
 
     def __init__(
-        self, elements: Iterator[Any], owner: ServedGenerator, source: ServedSource | None, feed: Feed | None
+        self,
+        elements: Iterator[Any],
+        owner: ServedGenerator,
+        source: ServedSource | None,
+        feed: Feed | None,
+        *,
+        part: list[int] | None = None,
     ) -> None:
+        self._part = part
         self._elements = elements
         self._owner = owner
         self._source = source
@@ -187,12 +281,15 @@ class Pass:
         if self._source is None:
             element = next(self._elements, _END)
         else:
-            with self._source.making(self._index):
+            index = self._index if self._part is None else self._owner.sample_of(self._part, self._index)
+            with self._source.making(index):
                 element = next(self._elements, _END)
         if element is _END:
             raise StopIteration
         self._index += 1
         self._num_made += 1
+        if self._part is not None:
+            self._owner.step()
         length = 0 if self._feed is None else self._owner.rounds()
         if self._feed is not None and 0 < length < self._index:  # it was the first element of another round
             self._index = 1
