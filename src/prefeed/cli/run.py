@@ -152,8 +152,13 @@ def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None =
     if os.path.exists(program):
         here = program if os.sep in program else os.path.join(os.curdir, program)
         return [here, *arguments] if _is_command(program) else [*python, program, *arguments]
-    found = None if program.endswith(".py") else shutil.which(program)
-    return [found, *arguments] if found else [*python, program, *arguments]
+    if not program.endswith(".py") and (found := shutil.which(program)):
+        return [found, *arguments]
+    is_quoted = len(words := program.split()) > 1 and shutil.which(words[0]) is not None
+    if program == "-" or (program.endswith(".py") and not is_quoted):
+        return [*python, program, *arguments]
+    hint = "; give its arguments as words of their own, without quotes" if is_quoted else ""
+    raise click.UsageError(f"there is neither a file nor a command {printable(program)!r}{hint}")
 
 
 def _is_command(path: str) -> bool:
