@@ -16,6 +16,7 @@
 ``backing``   large files that the kernel reads by itself
 ``service``   answers one request
 ``daemon``    threads that take requests from the kernel
+``polling``   how long they poll the device before they sleep; pure
 ``holder``    the process that mounts, starts the daemon again, and unmounts
 ``request``   what is mounted, as it is handed from process to process
 ``starting``  checks a mount point, starts the holder, ends a mount

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -16,6 +18,7 @@ from prefeed.fuse.device import cloned
 from prefeed.fuse.wire import Feature, Request
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import Objects
+from prefeed.mount.polling import BusyPolling
 from prefeed.mount.request import MountRequest
 from prefeed.mount.service import Service
 from prefeed.mount.tree import Tree
@@ -25,17 +28,19 @@ from prefeed.types import Buffer
 _log = logging.getLogger("prefeed")
 
 _MOST_THREADS: Final = 64
-_NOT_FOR_US: Final = frozenset({errno.ENOENT, errno.EINTR, errno.EAGAIN})
-"""The request was taken back, or another thread has it."""
+_NOT_FOR_US: Final = frozenset({errno.ENOENT, errno.EINTR})
+"""The request was taken back."""
 
 
 class Daemon:
     """Threads that answer the kernel.
 
     One of them has the turn: it takes a request, answers it, and takes the next one. When it has to wait for bytes it gives the turn
-    away. So what the tier holds is answered by one thread, without a change of threads in between.
+    away. So what the tier holds is answered by one thread, without a change of threads in between. Before it sleeps it polls the
+    device for a moment, while that pays (``BusyPolling``).
 
-    **Ownership.** ``run`` starts them and returns when all have ended, because the mount is gone.
+    **Ownership.** ``run`` starts them and returns when all have ended, because the mount is gone. **Blocking.** Without
+    requests all threads sleep.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class Daemon:
         """Answer what comes from a device, in any thread.
 
         Args:
-            device: Of the mount.
+            device: Of the mount; from now on, reading from it never blocks, for others that share it as well.
             answer: Returns the body of an answer, or an errno.
             answer_at_once: Is asked first, with operation, node and task of a request, and all of it; returns the body of an answer, or
                 None. It never waits.
@@ -61,6 +66,10 @@ class Daemon:
         self._is_over = False
         self._threads: list[threading.Thread] = []
         self._own = threading.local()
+        self._polling = BusyPolling()  # of the thread that has the turn, as the device is
+        self._arrivals = select.poll()
+        self._arrivals.register(device, select.POLLIN)
+        os.set_blocking(device, False)
 
     def run(self) -> None:
         """Answer until the mount is gone: it blocks so long."""
@@ -107,14 +116,29 @@ class Daemon:
 
     def _take(self, buffer: bytearray) -> bool:
         """Answer the next request; return False when the mount is gone."""
+        began = time.perf_counter()
         try:
-            size = os.readv(self._device, (buffer,))
+            size = self._next(buffer, began + self._polling.seconds)
         except OSError as err:
             return err.errno in _NOT_FOR_US
+        if not size:
+            return False
         operation, unique, node, task = wire.REQUEST_HEADER.unpack_from(buffer)
+        self._polling.came(task, time.perf_counter() - began)
         if operation not in wire.UNANSWERED:
             self._send(unique, self._outcome(operation, node, task, buffer, size))
         return True
+
+    def _next(self, buffer: bytearray, until: float) -> int:
+        """Wait for a request: poll the device until then, and sleep; return the size in bytes, 0 when the mount is gone."""
+        while True:
+            try:
+                return os.readv(self._device, (buffer,))
+            except BlockingIOError:
+                if time.perf_counter() >= until:
+                    ((_, events),) = self._arrivals.poll()
+                    if not events & select.POLLIN:
+                        return 0
 
     def _outcome(self, operation: int, node: int, task: int, buffer: bytearray, size_bytes: int) -> Buffer | int:
         try:
