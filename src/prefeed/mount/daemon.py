@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -52,7 +51,7 @@ class Daemon:
         """Answer what comes from a device, in any thread.
 
         Args:
-            device: Of the mount; from now on, reading from it never blocks, for others that share it as well.
+            device: Of the mount; nobody else may read from it, because it does not block while it is polled.
             answer: Returns the body of an answer, or an errno.
             answer_at_once: Is asked first, with operation, node and task of a request, and all of it; returns the body of an answer, or
                 None. It never waits.
@@ -67,9 +66,7 @@ class Daemon:
         self._threads: list[threading.Thread] = []
         self._own = threading.local()
         self._polling = BusyPolling()  # of the thread that has the turn, as the device is
-        self._arrivals = select.poll()
-        self._arrivals.register(device, select.POLLIN)
-        os.set_blocking(device, False)
+        self._set_blocks(True)  # a daemon before this one may have been killed while it polled
 
     def run(self) -> None:
         """Answer until the mount is gone: it blocks so long."""
@@ -118,27 +115,30 @@ class Daemon:
         """Answer the next request; return False when the mount is gone."""
         began = time.perf_counter()
         try:
-            size = self._next(buffer, began + self._polling.seconds)
+            size = self._next(buffer, began)
         except OSError as err:
             return err.errno in _NOT_FOR_US
-        if not size:
-            return False
         operation, unique, node, task = wire.REQUEST_HEADER.unpack_from(buffer)
         self._polling.came(task, time.perf_counter() - began)
         if operation not in wire.UNANSWERED:
             self._send(unique, self._outcome(operation, node, task, buffer, size))
         return True
 
-    def _next(self, buffer: bytearray, until: float) -> int:
-        """Wait for a request: poll the device until then, and sleep; return the size in bytes, 0 when the mount is gone."""
+    def _next(self, buffer: bytearray, began: float) -> int:
+        """Wait for a request: poll the device for as long as may pay, then sleep. Return its size in bytes."""
+        seconds = self._polling.seconds
+        if self._blocks == (seconds > 0.0):
+            self._set_blocks(not self._blocks)
         while True:
             try:
                 return os.readv(self._device, (buffer,))
             except BlockingIOError:
-                if time.perf_counter() >= until:
-                    ((_, events),) = self._arrivals.poll()
-                    if not events & select.POLLIN:
-                        return 0
+                if time.perf_counter() - began >= seconds:
+                    self._set_blocks(True)
+
+    def _set_blocks(self, blocks: bool) -> None:
+        os.set_blocking(self._device, blocks)
+        self._blocks = blocks
 
     def _outcome(self, operation: int, node: int, task: int, buffer: bytearray, size_bytes: int) -> Buffer | int:
         try:
