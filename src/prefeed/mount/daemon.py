@@ -113,28 +113,28 @@ class Daemon:
 
     def _take(self, buffer: bytearray) -> bool:
         """Answer the next request; return False when the mount is gone."""
-        began = time.perf_counter()
-        try:
-            size = self._next(buffer, began)
-        except OSError as err:
-            return err.errno in _NOT_FOR_US
+        polling = self._polling
+        if self._blocks == (polling.seconds > 0.0):
+            self._set_blocks(not self._blocks)
+        began = looked = time.perf_counter()
+        size = 0
+        while not size:
+            try:
+                size = os.readv(self._device, (buffer,))
+            except BlockingIOError:
+                now = time.perf_counter()
+                if polling.is_over(now - began, now - looked):
+                    self._set_blocks(True)
+                else:
+                    looked = now
+            except OSError as err:
+                return err.errno in _NOT_FOR_US
+        now = time.perf_counter()
         operation, unique, node, task = wire.REQUEST_HEADER.unpack_from(buffer)
-        self._polling.came(task, time.perf_counter() - began)
+        polling.came(task, now - began, now - looked)
         if operation not in wire.UNANSWERED:
             self._send(unique, self._outcome(operation, node, task, buffer, size))
         return True
-
-    def _next(self, buffer: bytearray, began: float) -> int:
-        """Wait for a request: poll the device for as long as may pay, then sleep. Return its size in bytes."""
-        seconds = self._polling.seconds
-        if self._blocks == (seconds > 0.0):
-            self._set_blocks(not self._blocks)
-        while True:
-            try:
-                return os.readv(self._device, (buffer,))
-            except BlockingIOError:
-                if time.perf_counter() - began >= seconds:
-                    self._set_blocks(True)
 
     def _set_blocks(self, blocks: bool) -> None:
         os.set_blocking(self._device, blocks)

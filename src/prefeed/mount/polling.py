@@ -12,22 +12,28 @@ from typing import Final
 POLL_SECONDS: Final = 60e-6
 """As long as waking a core takes: a request that comes later than that has cost no more than the wake that it did not save."""
 
+_LOOK_SECONDS: Final = 10e-6
+"""A look at the device takes 2 µs: after a longer time another thread has had the processor."""
+
 _SOON_SECONDS: Final = 200e-6
 """After so long a request still comes soon, if the daemon has slept: the wakes of the reader and of the daemon are part of it."""
 
 _ENOUGH: Final = 2
-_LEAST_PAUSE: Final = 2
+_TRY: Final = 4
+_MOST_CREDIT: Final = 8
+_LEAST_PAUSE: Final = 8
 _MOST_PAUSE: Final = 256
-_PROVEN: Final = 8
 
 
 class BusyPolling:
     """Decides for how long a device is polled before the next sleep. Pure.
 
-    It is polled after two requests in a row of one task that came soon; a reader that works on each file for milliseconds never
-    has them, and of several readers none has them for long. After time that was spent in vain, some requests must come soon
-    first: two if it had just paid eight times or more, else twice as many as the last time, up to 256. So where polling does not
-    pay, as on a single core or beside other programs, hardly anything is lost.
+    It is polled after two requests in a row of one task that came soon. A reader that works on each file for milliseconds never
+    has them, and of several readers none has them for long.
+
+    It is polled in vain if nothing comes in time, or if the processor is taken away meanwhile, probably by the reader: where both
+    share a core, sleeping is a switch to the reader, and costs least. If that happens more than once in three times, it is not
+    tried again for 8 requests that come soon, then for twice as many, up to 256, until it has paid several times in a row.
 
     **Threads and processes.** One thread at a time.
 
@@ -35,30 +41,53 @@ class BusyPolling:
         seconds: How long the device may be polled for the next request; 0.0: not at all.
     """
 
-    __slots__ = ("_num_soon", "_pause", "_task", "seconds")
+    __slots__ = ("_credit", "_pause", "_rest", "_task", "seconds")
 
     def __init__(self) -> None:
         """Know of no reader yet."""
         self.seconds: float = 0.0
         self._task = 0
-        self._num_soon = 0  # below 0: so many have to come before they count
+        self._rest = _ENOUGH  # so many requests have to come soon first
+        self._credit = _TRY
         self._pause = _LEAST_PAUSE
 
-    def came(self, task: int, waited_seconds: float) -> None:
-        """Note a request.
+    def is_over(self, waited_seconds: float, look_seconds: float) -> bool:
+        """Return whether it is polled in vain: it is better to sleep.
 
         Args:
-            task: The thread that asks; 0, as for ``RELEASE``: it is not known, and nothing follows from it.
-            waited_seconds: Since the request before it was answered.
+            waited_seconds: Since the last request was answered.
+            look_seconds: Since the look at the device before this one.
         """
-        if waited_seconds > self.seconds > 0.0:
-            self._pause = _LEAST_PAUSE if self._num_soon >= _ENOUGH + _PROVEN else min(2 * self._pause, _MOST_PAUSE)
-            self._num_soon = -self._pause
-            self.seconds = 0.0
+        return waited_seconds >= self.seconds or look_seconds > _LOOK_SECONDS
+
+    def came(self, task: int, waited_seconds: float, look_seconds: float) -> None:
+        """Note a request, after the times that ``is_over`` is told.
+
+        Args:
+            task: The thread that asks; 0, as for ``RELEASE``: it is not known.
+            waited_seconds: See above.
+            look_seconds: Also since a look after which it was better to sleep.
+        """
+        if self.seconds > 0.0:
+            if self.is_over(waited_seconds, look_seconds):
+                self._lost()
+            elif waited_seconds > look_seconds:  # a request that was there at the first look says nothing
+                self._won()
         if task:
-            if task == self._task and waited_seconds <= _SOON_SECONDS:
-                self._num_soon += 1
-            else:
-                self._num_soon = min(self._num_soon, 0)
+            if task != self._task or waited_seconds > _SOON_SECONDS:
                 self._task = task
-            self.seconds = POLL_SECONDS if self._num_soon >= _ENOUGH else 0.0
+                self._rest = max(self._rest, _ENOUGH)
+            elif self._rest:
+                self._rest -= 1
+        self.seconds = 0.0 if self._rest else POLL_SECONDS
+
+    def _won(self) -> None:
+        self._credit = min(self._credit + 1, _MOST_CREDIT)
+        if self._credit == _MOST_CREDIT:
+            self._pause = _LEAST_PAUSE
+
+    def _lost(self) -> None:
+        self._credit -= 2
+        if self._credit <= 0:
+            self._credit, self._rest = _TRY, self._pause
+            self._pause = min(2 * self._pause, _MOST_PAUSE)
