@@ -338,6 +338,36 @@ def test_parts_of_a_large_object_whose_version_was_not_listed_are_of_one(
             del caught
 
 
+@pytest.mark.parametrize("has_server", [True, False])
+def test_the_next_daemon_knows_which_version_was_read(
+    tmp_path: Path, point: Path, has_server: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_ENABLED", str(int(has_server)))
+    files = {"middle": MIDDLE, "large": LARGE}
+    root = write_files(tmp_path / "web", files)
+    write_index(root)
+    with http_server(root) as server, contextlib.ExitStack() as stack:
+        server.ranges = True
+        mounting = stack.enter_context(mounted(server.url, point))
+        opened = {name: stack.enter_context((point / name).open("rb", buffering=0)) for name in files}
+        for name, file in opened.items():
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            assert os.pread(file.fileno(), 4096, 0) == files[name][:4096]
+        for name, data in files.items():
+            (root / name).write_bytes(bytes(len(data)))
+            os.utime(root / name, ns=(1, 1))
+        daemon = daemon_of(mounting)
+        kill(daemon)
+        wait_for(lambda: daemon_of(mounting) not in (0, daemon), "another daemon")
+        for name, file in opened.items():
+            try:
+                data = os.pread(file.fileno(), 4096, 3 * MIB)
+            except OSError as err:
+                assert err.errno == errno.ESTALE  # noqa: PT017 - old bytes are right as well
+            else:
+                assert data == files[name][3 * MIB : 3 * MIB + 4096], name
+
+
 def test_another_file_of_the_size_and_time_of_a_large_one_is_another_version(source: Path, point: Path) -> None:
     with mounted(source, point):
         other = source / "deep" / "other"

@@ -11,6 +11,7 @@
 ``objects``   bytes of small objects, for many threads
 ``large``     parts of large ones, in blocks through the node server
 ``pieces``    the same while there is no server
+``seen``      versions that were not listed, for the next daemon
 ``order``     which objects a process group will probably read next; pure
 ``ahead``     tells the node server so
 ``backing``   large files that the kernel reads by itself

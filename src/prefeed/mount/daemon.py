@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefeed.config import Config
 from prefeed.fuse import wire
@@ -19,6 +19,7 @@ from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import Objects
 from prefeed.mount.polling import BusyPolling
 from prefeed.mount.request import MountRequest
+from prefeed.mount.seen import SeenVersions
 from prefeed.mount.service import Service
 from prefeed.mount.tree import Tree
 from prefeed.sources.manifest import COLUMNS, Manifest
@@ -160,8 +161,25 @@ class Daemon:
                 raise
 
 
+class Records(NamedTuple):
+    """Descriptors of files in memory that outlive a daemon, for the next one.
+
+    Attributes:
+        files: Files that the kernel reads by itself (``LocalFiles``).
+        versions: Versions of objects that were not listed (``SeenVersions``).
+    """
+
+    files: int
+    versions: int
+
+    @classmethod
+    def empty(cls) -> Records:
+        """Return those of a new mount."""
+        return cls(os.memfd_create("prefeed-mount-files"), os.memfd_create("prefeed-mount-versions"))
+
+
 def serve(
-    request: MountRequest, config: Config, device: int, record: int, features: Feature, ready: Callable[[], None]
+    request: MountRequest, config: Config, device: int, records: Records, features: Feature, ready: Callable[[], None]
 ) -> None:
     """Answer for a mount until it is gone; ``ready`` is called as soon as requests are taken.
 
@@ -169,7 +187,7 @@ def serve(
         request: What is mounted.
         config: Settings.
         device: Of the mount.
-        record: Descriptor of the record of files that the kernel reads by itself.
+        records: What daemons before this one have noted.
         features: What was agreed on with the kernel.
         ready: See above.
     """
@@ -177,9 +195,9 @@ def serve(
     links = {os.fsencode(name): os.fsencode(target) for name, target in request.links.items()}
     own = device if Feature.RESEND in features else cloned(device)
     files = LocalFiles(
-        manifest, request.copies, device=device, record=record, passthrough=Feature.PASSTHROUGH in features
+        manifest, request.copies, device=device, record=records.files, passthrough=Feature.PASSTHROUGH in features
     )
-    objects = Objects(request.url, manifest, config)
+    objects = Objects(request.url, manifest, config, SeenVersions(records.versions))
     service = Service(
         Tree(manifest, links), objects, files, features,
         listed_ns=os.stat(manifest.directory / COLUMNS).st_mtime_ns,

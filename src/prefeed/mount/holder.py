@@ -25,7 +25,7 @@ from prefeed.errors import PrefeedError
 from prefeed.fuse import wire
 from prefeed.fuse.device import Mounted, ProgramMount, detach, mount_directly, mounted_at
 from prefeed.fuse.wire import Feature
-from prefeed.mount.daemon import serve
+from prefeed.mount.daemon import Records, serve
 from prefeed.mount.request import SUBTYPE, MountRequest
 from prefeed.mount.service import WANTED
 from prefeed.system.locks import try_flock
@@ -65,13 +65,13 @@ class Holder:
         self._mount()
         try:
             features = self._greet()
-            record = os.memfd_create("prefeed-mount-files")
+            records = Records.empty()
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, self._end)
             signal.signal(signal.SIGALRM, self._end_daemon)
             status = 1
             while status and not self._is_given_up():
-                status = self._run_daemon(record, features)
+                status = self._run_daemon(records, features)
                 self._deaths.append(time.monotonic())
                 if status and self._is_ending:
                     break
@@ -118,7 +118,7 @@ class Holder:
         )
         return features
 
-    def _run_daemon(self, record: int, features: Feature) -> int:
+    def _run_daemon(self, records: Records, features: Feature) -> int:
         """Return the status with which a daemon has ended: 0 when the mount is gone."""
         life, ours = os.pipe()
         told, tells = os.pipe()
@@ -126,7 +126,7 @@ class Holder:
         if not self._daemon:
             os.close(ours)
             os.close(told)
-            self._be_daemon(record, features, life, tells)
+            self._be_daemon(records, features, life, tells)
         os.close(life)
         os.close(tells)
         try:
@@ -143,7 +143,7 @@ class Holder:
             os.close(told)
             os.close(ours)
 
-    def _be_daemon(self, record: int, features: Feature, life: int, tells: int) -> None:
+    def _be_daemon(self, records: Records, features: Feature, life: int, tells: int) -> None:
         """Be the daemon; never returns."""
         status = 1
         try:
@@ -158,7 +158,7 @@ class Holder:
                 os.write(tells, b"ready")
                 os.close(tells)
 
-            serve(self._request, self._config, self._device, record, features, ready)
+            serve(self._request, self._config, self._device, records, features, ready)
             status = 0
         except (PrefeedError, OSError, ValueError) as err:
             _log.error("prefeed: %s", err)

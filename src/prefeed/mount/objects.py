@@ -38,6 +38,7 @@ from prefeed.errors import (
 from prefeed.mount.ahead import Ahead
 from prefeed.mount.large import LargeObjects
 from prefeed.mount.pieces import Pieces
+from prefeed.mount.seen import SeenVersions
 from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.blocks import is_version
 from prefeed.sources.listing import UNKNOWN_SIZE
@@ -68,8 +69,15 @@ class Objects:
         large: Those that are too large to be fetched whole.
     """
 
-    def __init__(self, url: str, manifest: Manifest, config: Config) -> None:
-        """Read the objects of a manifest of this URL, through the node's server if there is one."""
+    def __init__(self, url: str, manifest: Manifest, config: Config, seen: SeenVersions) -> None:
+        """Read the objects of a manifest of this URL, through the node's server if there is one.
+
+        Args:
+            url: Root of the manifest; it may hold credentials.
+            manifest: What is mounted.
+            config: Settings.
+            seen: Versions that were not listed.
+        """
         self.manifest = manifest
         self.config = config
         self.waits: Callable[[], None] = _do_nothing
@@ -86,7 +94,7 @@ class Objects:
         self._recent: OrderedDict[int, Buffer] = OrderedDict()
         self._recent_bytes = 0
         self._pieces = Pieces(self._fetch_part)
-        self._seen: dict[int, int] = {}  # hashes of the versions of objects whose versions were not listed
+        self._seen = seen
         self.large = LargeObjects(
             url, manifest, blocks_of(config), waits=lambda: self.waits(), version_of=self._version_of
         )
@@ -199,7 +207,7 @@ class Objects:
             if size is not None and len(recent) != size:
                 raise self._changed(object_id)
             if offset or size_bytes < len(recent):
-                if not reader.last_key and self.manifest.version_hash(object_id):
+                if not reader.last_key:
                     # There was no room for it, and it may be of another version than the parts that were read before.
                     return self._from_origin(object_id, offset, size_bytes)
                 self._keep(object_id, recent)
@@ -221,18 +229,24 @@ class Objects:
             return self._pieces.read(object_id, offset, size_bytes, size)
         recent = self._recent_value(object_id)
         if recent is None:
-            recent = self._fetched(object_id, lambda source: source.fetch(self.manifest.path(object_id)))
+            in_parts = bool(offset) or size is None or size_bytes < size
+            recent = self._fetched(
+                object_id, lambda source: source.fetch(self.manifest.path(object_id)), in_parts=in_parts
+            )
             if offset or size_bytes < len(recent):
                 self._keep(object_id, recent)
         return memoryview(recent)[offset : offset + size_bytes]
 
     def _fetch_part(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
         path = self.manifest.path(object_id)
-        return self._fetched(object_id, lambda source: source.fetch_range(path, offset, size_bytes), is_part=True)
+        return self._fetched(
+            object_id, lambda source: source.fetch_range(path, offset, size_bytes), is_part=True, in_parts=True
+        )
 
     def _fetched(
-        self, object_id: int, fetch: Callable[[RangeSource], FetchedObject], *, is_part: bool = False
+        self, object_id: int, fetch: Callable[[RangeSource], FetchedObject], *, in_parts: bool, is_part: bool = False
     ) -> Buffer:
+        """Return what is fetched of an object, all or a part; readers of it in parts get one version, also if none was listed."""
         source: RangeSource = self._opened_source()  # type: ignore[assignment]
         listed = self.manifest.listed(object_id)
 
@@ -245,7 +259,7 @@ class Objects:
                 if is_part:
                     raise self._changed(object_id) from err
                 raise
-            expected = self._version_of(object_id, fetched.version) if is_part else listed.version_hash
+            expected = self._version_of(object_id, fetched.version) if in_parts else listed.version_hash
             is_other = expected and fetched.version and not is_version(fetched.version, expected)
             if is_other or (not is_part and memoryview(fetched.data).nbytes != listed.size_bytes >= 0):
                 raise self._changed(object_id)
@@ -256,7 +270,7 @@ class Objects:
     def _version_of(self, object_id: int, version: str) -> int:
         """Return the hash of the version that parts of an object are of: the listed one, or the first one that was seen; 0: any."""
         listed = self.manifest.version_hash(object_id)
-        return listed or (self._seen.setdefault(object_id, version_hash(version)) if version else 0)
+        return listed or (self._seen.first(object_id, version_hash(version)) if version else 0)
 
     def _opened_source(self) -> Source:
         with self._lock:
