@@ -54,6 +54,9 @@ _LARGE_REPORT_PAUSE_SECONDS = 0.002
 Many objects that are read in parts come within this pause, and none of them is waited for.
 """
 
+_PART_REPORT_PAUSE_SECONDS = 0.01
+"""Parts that the tier holds are reported no more often, while they are small: each report wakes the server."""
+
 _RECONNECT_SECONDS = 5.0
 _MOST_TIMES = 9
 """The pause is this many times what looking for the server took: to find out that it is held up takes seconds."""
@@ -175,7 +178,11 @@ class ObjectReader:
             self._hits += 1
             self._hit_bytes += object_bytes
             self._unreported_bytes += len(data)
-            self._report_if_due()
+            are_large = self._unreported_bytes > self._most_unreported_bytes
+            if are_large or len(self._consumed) >= _REPORT_EVERY:
+                pause = _LARGE_REPORT_PAUSE_SECONDS if are_large else _PART_REPORT_PAUSE_SECONDS
+                if time.monotonic() - self._reported_at >= pause:
+                    self._report()
         return data
 
     def find(self, key: bytes, path: str) -> Buffer | Lent | None:

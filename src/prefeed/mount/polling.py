@@ -32,7 +32,7 @@ class BusyPolling:
     has them, and of several readers none has them for long.
 
     It is polled in vain if nothing comes in time, or if the processor is taken away meanwhile, probably by the reader: where both
-    share a core, sleeping is a switch to the reader, and costs least. If that happens more than once in three times, it is not
+    share a core, sleeping is a switch to the reader, and costs least. If that happens more than once in four times, it is not
     tried again for 8 requests that come soon, then for twice as many, up to 256, until it has paid several times in a row.
 
     **Threads and processes.** One thread at a time.
@@ -87,7 +87,7 @@ class BusyPolling:
             self._pause = _LEAST_PAUSE
 
     def _lost(self) -> None:
-        self._credit -= 2
+        self._credit -= 3
         if self._credit <= 0:
             self._credit, self._rest = _TRY, self._pause
             self._pause = min(2 * self._pause, _MOST_PAUSE)

@@ -438,6 +438,25 @@ def test_large_objects_are_reported_sooner(dataset: NodeDataset, readers: list[O
         assert report.hits == 2
 
 
+def test_parts_are_reported_no_more_often_than_the_server_should_be_woken(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = reader_of(readers, dataset)
+
+    def read_parts(number: int) -> None:
+        for _ in range(number):
+            assert reader.try_part(1, 7, 100, object_bytes=len(b"in the tier")) == b"tier"
+
+    monkeypatch.setattr("prefeed.client.reader._PART_REPORT_PAUSE_SECONDS", 0.0)
+    read_parts(16)
+    monkeypatch.setattr("prefeed.client.reader._PART_REPORT_PAUSE_SECONDS", 3600.0)
+    read_parts(99)
+    monkeypatch.setattr("prefeed.client.reader._PART_REPORT_PAUSE_SECONDS", 0.0)
+    read_parts(1)
+    reports = server.wait_heard(m.Consumed, 2)
+    assert [report.hits for report in reports if isinstance(report, m.Consumed)] == [16, 100]
+
+
 def test_the_dataset_is_named_again_on_another_server(
     dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def test_requests_that_are_there_at_once_prove_nothing() -> None:
     assert sum(came(polling, mixed * 500)[20::21]) <= 80
 
 
-def test_it_goes_on_while_two_of_three_come_in_time_and_is_tried_again() -> None:
+def test_it_goes_on_while_three_of_four_come_in_time_and_is_tried_again() -> None:
     polling = BusyPolling()
     assert all(came(polling, [(READER, SOON), (READER, SOON), (READER, SOON), (READER, LATE)] * 100)[3:])
     came(polling, [(READER, LATE)] * 10_000)
