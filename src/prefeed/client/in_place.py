@@ -64,6 +64,9 @@ class PlaceState:
 
     **Threads and processes.** The loader's process writes the words and the note, each process a row of its own; with more than
     64 workers some share a row, and an outcome may be lost. Pickles as its memory.
+
+    Attributes:
+        num_measured_here: Reads that this process has added to a row, in all epochs.
     """
 
     def __init__(self, memory: SharedBytes, *, num_rows: int = _NUM_ROWS) -> None:
@@ -77,6 +80,7 @@ class PlaceState:
         self._num_rows = min(_NUM_ROWS, max(_LEAST_ROWS, num_rows))
         self._rows_at = range(_NUM_HEADS, _NUM_HEADS + self._num_rows * _NUM_COLUMNS, _NUM_COLUMNS)
         self._words: memoryview | None = None
+        self.num_measured_here: int = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         return (partial(PlaceState, num_rows=self._num_rows), (self._memory,))
@@ -126,9 +130,10 @@ class PlaceState:
         words[at + _WAITED] += max(0, waited_ns)
         words[at + _BYTES] += size_bytes
         words[at + _READS] += 1
+        self.num_measured_here += 1
 
-    def made(self, row: int, num_samples: int, *, num_watched: int = 0, num_files: int = 0) -> None:
-        """Add samples that were made in place to the row of this process.
+    def made(self, row: int, num_samples: int, *, num_watched: int = 0, num_files: int = 0) -> int:
+        """Add samples that were made in place to the row of this process; return which word has their number.
 
         Args:
             row: Of this process.
@@ -141,6 +146,7 @@ class PlaceState:
         if num_watched:
             words[at + _WATCHED] += num_watched
             words[at + _FILES] += num_files
+        return at + _SAMPLES
 
     def _row(self, row: int) -> int:
         """Return where a row of this process begins; what it has of another epoch counts no more."""
@@ -227,6 +233,7 @@ class ReadMeter:
 
     Attributes:
         opened: Paths that were asked for; who reads them here empties it.
+        epoch: Number of the epoch that is measured.
     """
 
     def __init__(self, state: PlaceState, roots: Roots | None, *, row: int) -> None:
@@ -234,23 +241,38 @@ class ReadMeter:
         self._state = state
         self._roots = roots
         self._row = row
-        self._epoch = -1
+        self.epoch: int = -1
         self._is_known = False  # enough is measured in this epoch, and the last read was quick
         self._num_left = 0  # samples that may still be made until a read is measured
         self._next_ns = 0
         self._num_large = 0  # files that were opened to be measured, and again by who wants them
         self._num_asked = 0  # files that watched samples opened, since samples were counted last
+        self._samples_at = 0  # where the row has its samples
         self.opened: list[str] = []
 
     def batch_begins(self) -> bool:
         """Return whether the first reads of another batch are to be measured."""
         now = time.monotonic_ns()
-        if self._epoch != self._state.epoch:
-            self._epoch, self._is_known, self._num_large = self._state.epoch, False, 0
+        if self.epoch != self._state.epoch:
+            self.epoch, self._is_known, self._num_large = self._state.epoch, False, 0
         elif self._is_known and now < self._next_ns:
             return False
         self._num_left, self._next_ns = _MOST_TRIES, now + _PAUSE_NS
         return True
+
+    def is_free(self) -> bool:
+        """Return whether the next batch is read in place, and no read of it is measured: for 25 ms after one was that was quick."""
+        words = self._state.words
+        return (
+            self._is_known
+            and time.monotonic_ns() < self._next_ns
+            and not words[NOTE_IN_FORCE]
+            and words[_EPOCH] == self.epoch
+        )
+
+    def made_freely(self, num_samples: int) -> None:
+        """Count samples that were made while ``is_free``: there is a row of this epoch."""
+        self._state.words[self._samples_at] += num_samples
 
     @property
     def is_quick(self) -> bool:
@@ -270,7 +292,7 @@ class ReadMeter:
             num_watched: Of these, the ones during which this was asked for files.
         """
         num_files, self._num_asked = self._num_asked, 0
-        self._state.made(self._row, num_samples, num_watched=num_watched, num_files=num_files)
+        self._samples_at = self._state.made(self._row, num_samples, num_watched=num_watched, num_files=num_files)
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is not measured."""

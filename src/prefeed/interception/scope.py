@@ -157,10 +157,18 @@ class Places:
         return next((place.replacement for place in self._places.values() if place.original is original), None)
 
     def take_away(self, names: Sequence[tuple[str, str]]) -> list[Place]:
-        """Put the originals of these names back; return what was taken away."""
-        found = [place for name in names if (place := self._places.get(name)) is not None and place.is_ours]
-        for place in found:
-            place.restore()
+        """Put the originals of these functions back; return what was taken away.
+
+        It happens with each batch that is read in place, so nothing is called that need not be.
+        """
+        found = []
+        for name in names:
+            place = self._places.get(name)
+            if place is not None and place.is_replaced:
+                there = vars(place.owner)
+                if there.get(place.name) is place.replacement:
+                    there[place.name], place.is_replaced = place.original, False
+                    found.append(place)
         if found:
             self.num_modules = -1
         return found
@@ -168,8 +176,9 @@ class Places:
     def put_back(self, places: Sequence[Place]) -> None:
         """Replace them again, but for those that other code has replaced meanwhile."""
         for place in places:
-            if getattr(place.owner, place.name, None) is place.original:
-                place.replace()
+            there = vars(place.owner)
+            if there.get(place.name) is place.original:
+                there[place.name], place.is_replaced = place.replacement, True
 
     def restore_all(self) -> None:
         """Put everything back as it was."""

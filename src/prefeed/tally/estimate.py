@@ -17,6 +17,9 @@ _PERIOD = 128
 groups: dict[int, Estimate] = {}
 """Groups that are being made, by thread."""
 
+deaf: set[int] = set()
+"""Threads whose group is not counted: what they open is not listened to."""
+
 
 class Estimate:
     """Counts the opens of one dataset's samples in this process. A context manager: inside it, a group is made.
@@ -45,20 +48,28 @@ class Estimate:
             self._counted.clear()
         return self
 
+    def is_reckoned(self, epoch: int) -> bool:
+        """Return whether the opens of the next group, of this epoch, are reckoned from those of groups before; else they are counted."""
+        return epoch == self._epoch and self._num_counted > 0 and self._num_groups % _PERIOD > 0
+
     def __enter__(self) -> Estimate:
         self.num_samples = 0
-        self.is_counting = not self._num_counted or not self._num_groups % _PERIOD
+        self.is_counting = not self.is_reckoned(self._epoch)
         self._num_groups += 1
         thread = get_ident()
         self._around = groups.get(thread)
         groups[thread] = self
+        _listen(thread, self.is_counting)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._around is None:
-            groups.pop(get_ident(), None)
+        thread, around = get_ident(), self._around
+        if around is None:
+            groups.pop(thread, None)
+            deaf.discard(thread)
         else:
-            groups[get_ident()], self._around = self._around, None
+            groups[thread], self._around = around, None
+            _listen(thread, around.is_counting)
         if self.is_counting:
             self._num_counted += self.num_samples
         elif self.num_samples:
@@ -81,4 +92,16 @@ class Estimate:
             add(ESTIMATED, total)
 
 
-os.register_at_fork(after_in_child=groups.clear)
+def _listen(thread: int, is_counting: bool) -> None:
+    if is_counting:
+        deaf.discard(thread)
+    else:
+        deaf.add(thread)
+
+
+def _begin_forked() -> None:
+    groups.clear()
+    deaf.clear()
+
+
+os.register_at_fork(after_in_child=_begin_forked)

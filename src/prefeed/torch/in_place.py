@@ -13,7 +13,7 @@ import logging
 import operator
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
@@ -42,6 +42,9 @@ _log = logging.getLogger("prefeed")
 
 _AT_ONCE = 16
 """Samples that are made without a look, once storage is known to be quick."""
+
+_MOST_FREELY = 256
+"""A batch of more samples looks in its midst, too, whether the loader has joined."""
 
 
 class InPlace(Staged):
@@ -93,18 +96,26 @@ class InPlace(Staged):
         self.state.join(number)
 
     def __getitem__(self, index: Any) -> Any:
+        meter = self._meter
+        if meter is not None and meter.is_free() and self._may_make_freely(meter):
+            return self._made_freely(meter, [index])[0]
         served = self._joined()
         if served is not None:
             return served[index]
-        meter = self._reads
-        is_watched = meter.batch_begins()
-        with self._uncached(), reads_from(meter) if is_watched else _NOTHING:
-            sample = self.inner[index]
-        meter.made(1, num_watched=is_watched)
-        return sample
+        with self._uncached(), self._measured(1):
+            return self.inner[index]
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them."""
+        meter = self._meter
+        if (
+            meter is not None
+            and meter.is_free()
+            and type(indices) is list
+            and len(indices) <= _MOST_FREELY
+            and self._may_make_freely(meter)
+        ):
+            return self._made_freely(meter, indices, getattr(self.inner, "__getitems__", None))
         served = self._joined()
         if served is not None:
             return served.__getitems__(indices)
@@ -121,6 +132,29 @@ class InPlace(Staged):
             finally:
                 if self._served is not None and self.state.note_number:
                     self._served.batch_made()  # the loader has joined meanwhile
+
+    def _may_make_freely(self, meter: ReadMeter) -> bool:
+        """Return whether nothing of the next batch has to be answered, or counted file by file, in this process."""
+        is_counted = program.is_counting() and not self._estimate.is_reckoned(meter.epoch)
+        return not is_counted and self._pid == os.getpid() and not answers_everywhere()
+
+    def _made_freely(
+        self, meter: ReadMeter, indices: list[Any], batch: Callable[[Any], list[Any]] | None = None
+    ) -> list[Any]:
+        """Return samples as torch makes them: nothing is around them but what counts them.
+
+        Args:
+            meter: Of this process, while it is free.
+            indices: Of the batch.
+            batch: The dataset's own method that makes a batch, if it has one.
+        """
+        inner, rows, group = self.inner, iter(indices), self._estimate
+        with original_open(), group if program.is_counting() else _NOTHING:
+            try:
+                return batch(indices) if batch else [inner[index] for index in rows]
+            finally:  # a sample that failed may have opened its files, and those before it have
+                group.num_samples = num_samples = len(indices) - (0 if batch else operator.length_hint(rows))
+                meter.made_freely(num_samples)
 
     def _one_by_one(self, indices: Iterator[Any]) -> list[Any]:
         inner, words, meter, samples = self.inner, self.state.words, self._reads, []
@@ -180,10 +214,15 @@ class InPlace(Staged):
     def _measured(self, num_samples: int) -> Iterator[None]:
         """Inside it, samples are made; the first files that they open are measured, if it is time for that."""
         meter = self._reads
-        is_watched = meter.batch_begins()
-        with reads_from(meter) if is_watched else _NOTHING:
+        if meter.batch_begins():
+            with reads_from(meter):
+                yield
+            meter.made(num_samples, num_watched=num_samples)
+            return
+        with original_open(), self._estimate.of(self.state.epoch) as group:
+            group.num_samples = num_samples
             yield
-        meter.made(num_samples, num_watched=num_samples if is_watched else 0)
+        meter.made(num_samples)
 
     @property
     def _reads(self) -> ReadMeter:

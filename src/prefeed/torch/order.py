@@ -81,6 +81,11 @@ def yields_integers(sampler: Any) -> bool:
     return type(sampler) in KNOWN_SAMPLERS
 
 
+def batches_are_of_integers(index_sampler: Any) -> bool:
+    """Return True when what it yields is known to be one list of integers after the other."""
+    return type(index_sampler) is BatchSampler and yields_integers(index_sampler.sampler)
+
+
 def batch_size_of(index_sampler: Any) -> int | None:
     """Return how many samples the batches have that a batch sampler yields; None when it does not say."""
     size = getattr(index_sampler, "batch_size", None)

@@ -34,6 +34,8 @@ NO_FILES = "its samples are read in place: they opened no file below the roots t
 _said: set[tuple[str, str]] = set()
 """Origins and reasons of which the log says that they are read in place."""
 
+_NONE = -1
+
 _stayed: set[tuple[str, str, int]] = set()
 """Class and length of datasets of which this process has read an epoch in place though storage was slow."""
 
@@ -66,6 +68,7 @@ class Place:
         self._is_told = True  # how the epoch before went
         self._has_stayed = False  # in place, though its storage was slow
         self._num_workers: int = loader.num_workers
+        self._num_looked_at = _NONE  # reads of this process, of which storage is no slower
         self._origin = ""
 
     @property
@@ -99,6 +102,7 @@ class Place:
         """Another epoch begins."""
         self.epoch_ended()
         self._is_told, self._was_quick, self._began_joined = False, False, not in_place
+        self._num_looked_at = _NONE
         self.dataset.shared.epoch_begins()
         self.state.epoch_begins(in_place=in_place)
 
@@ -170,9 +174,14 @@ class Place:
             waited_seconds: That the loop has waited for batches in this pass.
             is_next_pass: The iterator has begun another pass: it may have no end.
         """
+        num_measured = self.state.num_measured_here
+        if num_measured == self._num_looked_at:
+            return False  # the loop itself reads, and has measured nothing since storage was not slow
         if self.state.stays and (is_next_pass or not was_short(waited_seconds=waited_seconds)):
             self.state.stay_no_more()
         storage = self.state.storage() if self._measures else Storage.SLOW
+        if storage is not Storage.SLOW and not self._num_workers:
+            self._num_looked_at = num_measured
         self._was_quick = self._was_quick or storage is Storage.QUICK
         is_joining = self.joining is not None and self.joining.is_running
         is_left_alone = is_joining or self.is_joined or self.is_refused or self.state.stays

@@ -48,6 +48,7 @@ from prefeed.torch.order import (
     ReadOnce,
     Shadow,
     batch_size_of,
+    batches_are_of_integers,
     distributed_sampler,
     drawn_order,
     indices_of,
@@ -86,6 +87,10 @@ class _Drawing:
     def __next__(self) -> Any:
         with self._sampler.lock:
             return next(self._batches)
+
+
+def _num_indices(batch: Any) -> int:
+    return len(indices_of(batch))
 
 
 def _supposing(access: AccessMap | Samples, consumer: Consumer | Unheard, guess: Guess) -> Supposing:
@@ -498,16 +503,20 @@ class PlannedSampler:
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield batches of a plan that is registered, and say how far the loop is."""
-        ends = deque([0], maxlen=self._batches_ahead + max(1, self._num_workers) + 1)  # of the batches drawn last
+        ahead, group = self._batches_ahead, max(1, self._num_workers)
+        ends = deque([0], maxlen=ahead + group + 1)  # of the batches drawn last
+        count = len if batches_are_of_integers(self.inner) else _num_indices
         for drawn, batch in enumerate(batches, start=1):
-            ends.append(ends[-1] + len(indices_of(batch)))
-            self._num_drawn = ends[-1]
-            done = drawn - self._batches_ahead
-            self._choose_residency()
+            self._num_drawn = end = ends[-1] + count(batch)
+            ends.append(end)
+            done = drawn - ahead
+            if self._access.cached is not None:
+                self._choose_residency()
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.
-                self._advance(ends[done - done % max(1, self._num_workers) - drawn - 1])
-                self._read_on(ends[-1])
+                self._advance(ends[done - done % group - drawn - 1])
+                if self._ahead is not None:
+                    self._read_on(end)
             if done == 1:
                 self._foresee_distributed()
             yield iter(batch) if isinstance(batch, ReadOnce) else batch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,89 @@ def test_what_is_read_to_measure_it_is_an_open_of_the_samples(root: Path, counte
     opens._watch.places, opens._watch.near = ("/nowhere/",), {}
     elsewhere.__getitems__(list(range(40)))
     assert program.sums(counted)[program.key_of(program.PAST, "open", "s")][0] == MOST_MEASURED
+
+
+@pytest.fixture
+def _is_quick_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once 16 reads were quick, no read is measured any more in an epoch."""
+    monkeypatch.setattr(client_in_place, "_PAUSE_NS", 1 << 62)
+
+
+KINDS: dict[str, Callable[[Files], Any]] = {
+    "samples": lambda files: files,
+    "batches": lambda files: type("Made", (InBatches, type(files)), {})(Path(files.root), 40),
+    "subset": lambda files: Subset(files, range(40)),  # type: ignore[arg-type]
+    "stack": lambda files: StackDataset(files),
+}
+
+
+@pytest.mark.usefixtures("_is_quick_for_long")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_made_while_storage_is_quick(root: Path, kind: str) -> None:
+    """Batches of any type and size, single samples, and indices that fail are made and counted as before."""
+    inner = KINDS[kind](Files(root, 40))
+    made, torchs = stand_in(inner), [inner[index] for index in range(40)]
+    for _ in range(3):
+        assert made.__getitems__(list(range(40))) == torchs
+    num_before = made.state.in_place()[0]
+    assert made.__getitems__([3, 1]) == [torchs[3], torchs[1]]
+    assert made.__getitems__((3, 1)) == [torchs[3], torchs[1]]
+    assert made.__getitems__([3, 1] * 200) == [torchs[3], torchs[1]] * 200
+    assert made[7] == torchs[7]
+    assert made.state.in_place()[0] == num_before + 405
+    with pytest.raises(IndexError):
+        made.__getitems__([40])
+    made.state.epoch_begins(in_place=True)
+    made.__getitems__([0] * 40)
+    assert made.state.num_measured() == MOST_MEASURED  # of the next epoch
+
+
+@pytest.mark.usefixtures("_is_quick_for_long")
+def test_the_loader_joins_between_batches_of_quick_storage(root: Path) -> None:
+    made = stand_in(Files(root, 40))
+    for _ in range(3):
+        made.__getitems__(list(range(40)))
+    made._served, made._note_number = Joined(), made.state.put_note(b"note")  # type: ignore[assignment]
+    made.state.join(made._note_number)
+    assert made.__getitems__([1, 2]) == ["served 1", "served 2"]
+
+
+@pytest.mark.usefixtures("_is_quick_for_long")
+@pytest.mark.parametrize("kind", ["samples", "batches", "subset"])
+def test_a_batch_of_quick_storage_takes_few_calls(root: Path, counted: str, kind: str) -> None:
+    """Each is some microseconds, where the samples leave nothing of it in the processor's caches."""
+    made = stand_in(KINDS[kind](Files(root, 40)))
+    for _ in range(3):
+        made.__getitems__(list(range(40)))
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        made.__getitems__(list(range(40)))
+    finally:
+        sys.setprofile(None)
+    assert sum(name not in ("__getitem__", "<listcomp>", "<lambda>") for name in calls) <= MOST_CALLS, calls
+
+
+MOST_CALLS = 22
+"""Python functions of ours, per batch; before quick storage had a way of its own, 35 to 44."""
+
+
+@pytest.mark.usefixtures("_all_are_heard", "_is_quick_for_long")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_opens_are_counted_while_storage_is_quick(root: Path, counted: str, kind: str, is_alone: bool) -> None:
+    """In batches, and of samples that torch asks for one by one."""
+    made = stand_in(KINDS[kind](Heard(root, 40)))
+    for _ in range(10):
+        if is_alone:
+            for index in range(40):
+                made[index]
+        else:
+            made.__getitems__(list(range(40)))
+    told = program.sums(counted)
+    assert told[program.key_of(program.PAST, "open", "s")][0] == 400
+    assert program.key_of(program.PAST, "open", "") not in told
+    assert 0 < told[program.ESTIMATED][0] <= 383
 
 
 @pytest.mark.usefixtures("_all_are_heard")
