@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from leaks import wait_until
 from nodes import kill
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
-from prefeed.errors import ForkedError, ObjectNotFoundError
+from prefeed.datasets import plans
+from prefeed.errors import ForkedError, ObjectNotFoundError, ServerUnavailableError
 from process.children import child_running
 from sandbox import Sandbox, servers_of
 from unit.packing.packs import make_files, packed
@@ -322,3 +325,170 @@ def test_the_next_server_gets_the_rest_of_the_plan(
 
         assert wait_until(is_fetched, timeout_seconds=60)
         assert [plan.read(index) for index in range(NUM)] == [content(index) for index in range(NUM)]
+
+
+# ---------------------------------------------------------------- while the server starts
+
+
+class Gate:
+    """The way of plans to the server; it is open once ``open`` is called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._event = threading.Event()
+        self._attached = plans._attached
+        monkeypatch.setattr(plans, "_attached", self._pass)
+
+    def _pass(self, dataset: Any, config: Config) -> Any:
+        assert self._event.wait(120)
+        return self._attached(dataset, config)
+
+    def open(self) -> None:
+        self._event.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    monkeypatch.setenv("PREFEED_START_AHEAD", "1")
+    monkeypatch.setattr(plans, "start_ahead", lambda _: False)
+    monkeypatch.setattr(plans, "is_listening", lambda _: False)
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.open()
+    assert wait_until(
+        lambda: "prefeed-plan" not in {thread.name for thread in threading.enumerate()}, timeout_seconds=60
+    )
+
+
+def test_the_program_goes_on_while_the_server_starts(root: Path, gate: Gate) -> None:
+    """What was read by then is not fetched, nor what is passed; all else is, as if the server had been told at once."""
+    with prefeed.Plan(root, order()[:12]) as plan:
+        done = [*order()[:3], order()[7]]
+        assert [plan.read(index) for index in done] == [content(index) for index in done]
+        plan.extend(order()[12:])
+        plan.advance(5)
+        assert plan.progress() == prefeed.PlanProgress(planned=NUM, position=5, reads=None)
+        assert "whose server starts" in repr(plan)
+        with pytest.raises(ObjectNotFoundError):
+            plan.extend(["absent.bin"])
+        with pytest.raises(ValueError, match="position 25 of a plan of 24"):
+            plan.advance(25)
+        gate.open()
+        assert wait_until(lambda: resident() == NUM - 6, timeout_seconds=60)
+        plan.advance(8)
+        with NodeClient.connect(resolve({})) as node:
+            assert [(one.position, one.length) for one in node.plans()] == [(2, NUM - 6)]
+        left = [*order()[5:7], *order()[8:]]
+        assert [plan.read(index) for index in left] == [content(index) for index in left]
+        reads = plan.progress().reads
+        assert reads is not None
+        assert (reads.hits, reads.direct_reads) == (NUM - 6, 0)
+        assert prefeed.statistics().origin_requests == NUM - 6
+
+
+def test_a_server_that_really_starts(root: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects below the root are listed here meanwhile; the server follows this listing."""
+    monkeypatch.setenv("PREFEED_START_AHEAD", "1")
+    with prefeed.Plan(root, order()) as plan:
+        plan.reader._follower.wait()
+        assert [plan.read(index) for index in order()] == [content(index) for index in order()]
+        assert wait_until(lambda: num_reads(plan) == NUM, timeout_seconds=60)
+    assert len(servers_of(sandbox)) == 1
+    with prefeed.Plan(root, order()) as again:  # it listens
+        assert again.reader._follower.is_decided
+
+
+def test_what_is_left_of_a_plan() -> None:
+    """Objects by their number: item 0 has two, item 1 none, items 2 and 3 one each, item 4 two."""
+    ids, counts = np.array([5, 6, 7, 5, 7, 8]), np.array([2, 0, 1, 1, 2])
+    left = partial(plans._left, ids, counts)
+    cases: list[tuple[list[int], int, tuple[list[int], list[int]]]] = [
+        ([], 0, (ids.tolist(), counts.tolist())),
+        ([5], 0, ([6, 7, 5, 7, 8], [1, 0, 1, 1, 2])),
+        ([5, 5, 7, 9], 0, ([6, 7, 8], [1, 0, 0, 0, 2])),
+        ([], 3, ([5, 7, 8], [0, 0, 0, 1, 2])),
+        ([5], 3, ([5, 7, 8], [0, 0, 0, 1, 2])),
+        ([8], 5, ([], [0, 0, 0, 0, 0])),
+    ]
+    for done, num_passed, expected in cases:
+        found, number = left(done=np.array(done, dtype=np.int64), num_passed=num_passed)
+        assert (found.tolist(), number.tolist()) == expected
+
+
+def test_a_plan_that_is_cancelled_while_the_server_starts(root: Path, gate: Gate) -> None:
+    plan = prefeed.Plan(root, order())
+    plan.cancel()
+    assert plan.read(1) == content(1)
+    gate.open()
+    assert wait_until(
+        lambda: "prefeed-plan" not in {thread.name for thread in threading.enumerate()}, timeout_seconds=60
+    )
+    with NodeClient.connect(resolve({})) as node:
+        assert wait_until(lambda: node.plans() == (), timeout_seconds=60)
+    assert plan.progress() == prefeed.PlanProgress(planned=NUM, position=0, reads=None)
+
+
+def test_a_plan_that_is_dropped_while_the_server_starts(root: Path, gate: Gate) -> None:
+    prefeed.Plan(root, order())
+    gate.open()
+    assert wait_until(
+        lambda: "prefeed-plan" not in {thread.name for thread in threading.enumerate()}, timeout_seconds=60
+    )
+    with NodeClient.connect(resolve({})) as node:
+        assert wait_until(lambda: node.plans() == (), timeout_seconds=60)
+
+
+def test_a_process_that_was_forked_before_reads_for_the_plan(root: Path, gate: Gate) -> None:
+    with prefeed.Plan(root, order()) as plan:
+        with child_running(read_all, plan.reader, method="fork") as (process, pipe):
+            pipe.send(0)
+            assert pipe.recv() == content(0)
+            gate.open()
+            assert wait_until(lambda: plan.reader._follower.is_decided, timeout_seconds=60)
+            for index in range(1, 5):
+                pipe.send(index)
+                assert pipe.recv() == content(index)
+            pipe.send(None)
+            process.join()
+        assert wait_until(lambda: num_reads(plan) == 4, timeout_seconds=60)
+
+
+def test_a_reader_is_pickled_when_the_plan_is_followed(root: Path, gate: Gate) -> None:
+    with prefeed.Plan(root, order()) as plan, ThreadPoolExecutor(1) as pool:
+        pickled = pool.submit(pickle.dumps, plan.reader)
+        assert plan.read(1) == content(1)
+        assert not pickled.done()
+        gate.open()
+        reader = pickle.loads(pickled.result(120))
+        assert reader.read(2) == content(2)
+        reader.close()
+        assert wait_until(lambda: num_reads(plan) == 1, timeout_seconds=60)
+
+
+def test_an_error_of_the_dataset_comes_with_the_first_use(
+    root: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(prefeed.datasets.Objects, "prefeed_access", fail)
+    with prefeed.Plan(root, order()) as plan:
+        gate.open()
+        plan.reader._follower.wait()
+        with pytest.raises(RuntimeError, match="a defect"):
+            plan.extend([1])
+        plan.extend([1])
+        assert plan.read(1) == content(1)
+        assert plan.progress() == prefeed.PlanProgress(planned=NUM + 1, position=0, reads=None)
+
+
+def test_no_server_can_be_started(root: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Config) -> None:
+        raise ServerUnavailableError("none starts here")
+
+    gate.open()
+    monkeypatch.setattr(plans.NodeClient, "connect", refuse)
+    with prefeed.Plan(root, order()) as plan:
+        plan.reader._follower.wait()
+        assert plan.read(1) == content(1)
+        assert "without a server" in repr(plan)
+        assert pickle.loads(pickle.dumps(plan.reader)).read(2) == content(2)

@@ -8,6 +8,7 @@ request, and kept.
 ``images``    ``ImageFolder`` and ``ImageList``
 ``packed``    ``Packed``: the samples of a pack
 ``plans``     ``Plan``: what any program will read, in order; public as ``prefeed.Plan``
+``following``  who follows a plan, known once the server has started
 ``progress``  how far a listing has come, on a terminal
 """
 

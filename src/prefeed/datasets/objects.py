@@ -52,6 +52,14 @@ class Objects(OfOrigin):
         self._origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
         self._ids = _matching(self._origin.manifest, pattern, self._origin.url)
 
+    @classmethod
+    def _without_node(cls, url_or_path: str | os.PathLike[str], config: Config) -> Objects:
+        """Return all objects below a root, listed in this process and read there until ``_use_node``; errors as of the class."""
+        made = cls.__new__(cls)
+        made.decode, made.pattern, made._ids = None, "**", None
+        made._origin = Origin(url_or_path, config, without_node=True)
+        return made
+
     @property
     def url(self) -> str:
         """Canonical URL of the root."""

@@ -88,6 +88,7 @@ class Origin:
         *,
         listing_age: float | None = None,
         is_pack: bool = False,
+        without_node: bool = False,
     ) -> None:
         """List the root, which the node does once for all who ask at the same time.
 
@@ -96,6 +97,7 @@ class Origin:
             config: Settings.
             listing_age: Seconds; a listing that began no longer ago will do. None: as the settings say.
             is_pack: The root is a pack.
+            without_node: List it in this process, and read it there until ``use_node``: the server may not have started yet.
 
         Raises:
             SourceError: The origin cannot be listed.
@@ -116,10 +118,11 @@ class Origin:
         self._local = _PerProcess()
         self._dataset: NodeDataset | None = None
         self._again = Again()
+        self._may_use_node = not without_node
         self._is_settled = True
         age = config.listing_age if listing_age is None else parse_setting("listing_age", listing_age)
         began = time.monotonic()
-        if config.enabled:
+        if config.enabled and not without_node:
             try:
                 with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
                     opened = open_dataset_by_names(
@@ -135,7 +138,8 @@ class Origin:
             except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
         if self._dataset is None:
-            self._again.failed(began=began, now=time.monotonic())
+            if not without_node:
+                self._again.failed(began=began, now=time.monotonic())
             listed = self._list_here(url_or_path, age)
             self.manifest, self.listed_at = listed.manifest, listed.began_at
         else:
@@ -160,7 +164,7 @@ class Origin:
         data: Buffer
         if reader is not None:
             data = reader.read(object_id)
-        elif self._dataset is not None or self._try_node():
+        elif self._dataset is not None or (self._may_use_node and self._try_node()):
             assert self._dataset is not None
             data = readers.read(self._dataset, object_id)
         else:
@@ -168,6 +172,10 @@ class Origin:
             listed = self.manifest.listed(object_id)
             data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
+
+    def use_node(self) -> None:
+        """Read through the node's cache from now on, where there is one."""
+        self._may_use_node = True
 
     def borrow(self, object_ids: Sequence[int], until: ExitStack) -> list[memoryview] | None:
         """Return the objects' bytes where the loader's reader has them; as ``ObjectReader.borrow``."""
@@ -273,6 +281,10 @@ class OfOrigin(MapStyle[Any], ABC):
     def prefeed_settings(self) -> Config | None:
         """Return the settings of the node that every loader of this dataset uses; None: those in force."""
         return self._origin.node_config
+
+    def _use_node(self) -> None:
+        """Read through the node's cache from now on, where there is one."""
+        self._origin.use_node()
 
     def prefeed_state(self) -> Any:
         """Return what tells this dataset from others: what samples are made with, and which listing."""

@@ -4,7 +4,8 @@
       │ extend, advance, cancel              ↑ reads that have ended
       └─ plan.reader ─pickled, forked─→ any process: reader.read(item)
 
-The server follows it as it follows the plan of a loader (``client.consumer``).
+The server follows it as it follows the plan of a loader (``client.consumer``). Where it has to start first, the program goes on meanwhile
+(``following``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import logging
 import operator
 import os
 import threading
+import weakref
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,14 +27,17 @@ import numpy as np
 
 from prefeed.client.access import AccessMap, Ends, Indices
 from prefeed.client.consumer import Consumer
-from prefeed.client.dataset import NodeDataset
+from prefeed.client.launch import is_listening, start_ahead
 from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.client.readers import IdleReaders, serving
 from prefeed.config import Config, settings_of
+from prefeed.datasets.following import Followed, Follower
 from prefeed.datasets.objects import Objects
 from prefeed.datasets.origin import OfOrigin
 from prefeed.errors import ForkedError, PrefeedError
+from prefeed.sampleset.names import is_named
+from prefeed.sources.urls import canonical_url
 from prefeed.types import ReadCounts
 
 _log = logging.getLogger("prefeed")
@@ -48,7 +54,7 @@ class PlanProgress:
     Attributes:
         planned: Samples that it names so far.
         position: Samples that ``advance`` was told of: everything before is done.
-        reads: How the reads of its reader went, in all processes that have reported; None if no server follows the plan.
+        reads: How the reads of its reader went, in all processes that have reported; None if no server follows the plan, or not yet.
     """
 
     planned: int
@@ -62,21 +68,24 @@ class PlanReader:
     Small and picklable: ``Plan.reader`` is what a program hands to its workers.
 
     **Threads and processes**: any number of threads, forked and spawned processes.
-    **Blocking**: as reads of the dataset; a sample that is in memory is read without waiting.
+    **Blocking**: as reads of the dataset; a sample that is in memory is read without waiting. While the server starts, samples are read from
+    the origin, and pickling waits: another process can only be told of a plan that is followed.
     """
 
-    def __init__(self, dataset: OfOrigin, on_node: NodeDataset | None, consumer: int) -> None:
+    def __init__(self, dataset: OfOrigin, follower: Follower) -> None:
         self._dataset: Any = dataset
-        self._on_node = on_node
-        self._consumer = consumer
+        self._follower = follower
         self._readers: IdleReaders[ObjectReader] = IdleReaders()
         self._is_over = False
+        self._pid = os.getpid()
+        self._read_before: list[Item] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._dataset!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (PlanReader, (self._dataset, self._on_node, self._consumer))
+        self._follower.wait()
+        return (_received, (self._dataset, self._follower.get()))
 
     def read(self, item: Item) -> Any:
         """Return a sample, as the dataset returns it: the bytes of the object, unless the dataset decodes them; of a part its bytes.
@@ -89,7 +98,9 @@ class PlanReader:
             TypeError: The dataset has no names, or the item is neither an index nor a name.
             ValueError: The object has no such part.
         """
-        if self._on_node is None or self._is_over:
+        if self._is_over or self._follower.get() is None:
+            if not self._is_over and self._pid == os.getpid() and not self._follower.is_decided:
+                self._read_before.append(item)
             return self._made(item)
         with self._readers.one(self._reader) as reader, serving(reader):
             return self._made(item)
@@ -104,9 +115,19 @@ class PlanReader:
         self._is_over = True
         self._readers.close()
 
+    def take_read(self) -> list[Item]:
+        """Return what this process has read before it was known who follows the plan."""
+        taken, self._read_before = self._read_before, []
+        return taken
+
     def _reader(self) -> ObjectReader:
-        assert self._on_node is not None
-        return ObjectReader(self._on_node, consumer=self._consumer)
+        found = self._follower.get()
+        assert found is not None
+        return ObjectReader(found[0], consumer=found[1])
+
+
+def _received(dataset: OfOrigin, found: Followed | None) -> PlanReader:
+    return PlanReader(dataset, Follower.of(found))
 
 
 class Plan:
@@ -120,7 +141,8 @@ class Plan:
             order of reading; they may repeat. Parts are fetched alone where the root is listed in blocks: ``blocks+URL``.
         config: Settings; defaults to those in force in the process. A dataset of a sample set brings its own.
 
-    If no server can be reached, the plan is not followed, with one warning, and samples are read from the origin.
+    If no server can be reached, the plan is not followed, with one warning, and samples are read from the origin. So they are while a server
+    starts (``start_ahead``): then it is handed the plan, without what was read so far.
 
     Raises:
         IndexError: The listing has no such sample.
@@ -130,7 +152,8 @@ class Plan:
 
     **Ownership**: the process that made it extends, advances and cancels it; ``reader`` goes to others.
     **Threads and processes**: any thread. In a forked child, ``extend`` and ``advance`` raise ``ForkedError``.
-    **Blocking**: until the root is listed; nothing waits for a fetch.
+    **Blocking**: until the root is listed, by this process if it is a local path and no server runs, else by the server; nothing waits for a
+    fetch. An error that nobody expects, of a dataset, comes with the first use of the plan.
 
     Attributes:
         reader: Reads its samples, also in other processes.
@@ -141,7 +164,10 @@ class Plan:
     ) -> None:
         settings = settings_of(config)
         if isinstance(listing, str | os.PathLike):
-            listing = Objects(listing, config=settings)
+            here = _may_start_aside(settings) and not is_named(listing) and canonical_url(listing).startswith("/")
+            if here:
+                start_ahead(settings)  # while the root is listed
+            listing = Objects._without_node(listing, settings) if here else Objects(listing, config=settings)
         elif not isinstance(listing, OfOrigin):
             raise TypeError(
                 f"a plan is made of a dataset of prefeed.datasets, a directory or a URL, not of {type(listing).__name__}"
@@ -150,15 +176,22 @@ class Plan:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ends = Ends()
+        self._num_planned = 0
         self._position = 0
         self._is_over = False
-        first = self._samples(items)
-        self._access, self._consumer = _attached(listing, listing.prefeed_settings() or settings)
-        number, on_node = (0, None) if self._consumer is None else (self._consumer.number, self._consumer.dataset)
-        self.reader: PlanReader = PlanReader(listing, on_node, number)
-        ids = self._planned(*first)
-        if self._consumer is not None:
-            self._consumer.begin(ids, goes_on=True)
+        self._error: Exception | None = None
+        self._access: AccessMap | None = None
+        self._consumer: Consumer | None = None
+        self._untold: list[_Items] | None = []
+        node_config = listing.prefeed_settings() or settings
+        self._follower = Follower()
+        self.reader: PlanReader = PlanReader(listing, self._follower)
+        self._append(*self._samples(items))
+        if not _may_start_aside(node_config):
+            self._begin(*_attached(listing, node_config))
+        else:
+            args = (weakref.ref(self), listing, node_config, self._follower)
+            threading.Thread(target=_follow_aside, args=args, name="prefeed-plan", daemon=True).start()
 
     def read(self, item: Item) -> Any:
         """Return a sample of the plan; see ``PlanReader.read``."""
@@ -177,9 +210,7 @@ class Plan:
         """
         more = self._samples(items)
         with self._changing():
-            ids = self._planned(*more)
-            if self._consumer is not None:
-                self._consumer.extend(ids, are_read_soon=False)
+            self._append(*more)
 
     def advance(self, position: int) -> None:
         """All samples before this position of the plan are done, or are not read: the server waits for them no longer.
@@ -195,20 +226,21 @@ class Plan:
             ForkedError: In a forked child.
         """
         with self._changing():
-            if not 0 <= position <= self._ends.num_samples:
-                raise ValueError(f"position {position} of a plan of {self._ends.num_samples} samples")
+            if not 0 <= position <= self._num_planned:
+                raise ValueError(f"position {position} of a plan of {self._num_planned} samples")
             if position > self._position:
                 self._position = position
                 if self._consumer is not None:
                     self._consumer.advance(self._ends.id_at(position))
 
     def progress(self) -> PlanProgress:
-        """Return how far the plan is. **Blocking**: until the server answers, a few seconds at most."""
+        """Return how far the plan is. **Blocking**: until the server answers, a few seconds at most; not while it starts."""
+        self._raise_error()
         counts = None
         if self._consumer is not None and not self._is_over:
             self.reader._readers.report()
             counts = self._consumer.read_counts()
-        return PlanProgress(planned=self._ends.num_samples, position=self._position, reads=counts)
+        return PlanProgress(planned=self._num_planned, position=self._position, reads=counts)
 
     def cancel(self) -> None:
         """Nothing more is fetched ahead for the plan; samples can still be read. Idempotent; nothing in a forked child."""
@@ -217,16 +249,24 @@ class Plan:
         with self._lock:
             was_over, self._is_over = self._is_over, True
         if not was_over:
+            self._follower.decide(None)
             self.reader.close()
             if self._consumer is not None:
                 self._consumer.close()
 
     def __len__(self) -> int:
         """Return how many samples it names so far."""
-        return self._ends.num_samples
+        return self._num_planned
 
     def __repr__(self) -> str:
-        state = ", cancelled" if self._is_over else "" if self._consumer is not None else ", without a server"
+        state = (
+            ""
+            if self._consumer is not None
+            else ", without a server"
+            if self._untold is None
+            else ", whose server starts"
+        )
+        state = ", cancelled" if self._is_over else state
         return f"<{type(self).__name__} of {len(self):,} samples of {self._dataset!r}, {self._position:,} done{state}>"
 
     def __enter__(self) -> Plan:
@@ -248,24 +288,66 @@ class Plan:
                 "a plan belongs to the process that made it: a forked child reads with plan.reader, and may make a plan of its own"
             )
         with self._lock:
+            self._raise_error()
             if self._is_over:
                 raise ValueError("the plan was cancelled: make another one")
             yield
 
-    def _planned(self, samples: Indices, sizes: Indices | None) -> Indices:
-        """Note items that follow, and return their objects; both in the order of reading.
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
+    def _append(self, samples: Indices, sizes: Indices | None) -> None:
+        """These follow; the server is told when it follows the plan.
 
         Args:
             samples: Of all items, one after the other.
             sizes: How many samples each item has; None: one each.
         """
         num_items = len(samples) if sizes is None else len(sizes)
+        self._num_planned += num_items
+        if self._untold is not None:
+            self._untold.append((samples, sizes))
+            return
+        ids, counts = self._objects(samples, sizes)
+        self._ends.append(num_items, len(ids), counts)
+        if self._consumer is not None:
+            self._consumer.extend(ids, are_read_soon=False)
+
+    def _begin(self, access: AccessMap | None, consumer: Consumer | None) -> None:
+        """It is known who follows the plan: that one is told what is left of it."""
+        with self._lock:
+            if self._is_over:
+                if consumer is not None:
+                    consumer.close()
+                return
+            self._access, self._consumer = access, consumer
+            parts = [self._objects(*items) for items in self._untold or []]
+            self._untold = None
+            ids = parts[0][0] if len(parts) == 1 else np.concatenate([ids for ids, _ in parts])
+            counts = parts[0][1] if len(parts) == 1 else np.concatenate([_ones(*part) for part in parts])
+            read = self.reader.take_read()
+            if consumer is not None and (read or self._position):
+                done, _ = self._objects(*self._samples(read))
+                ids, counts = _left(ids, _ones(ids, counts), done=done, num_passed=self._position)
+            self._ends.append(self._num_planned, len(ids), counts)
+            if consumer is not None:
+                self._dataset._use_node()
+                consumer.begin(ids, goes_on=True)
+                if self._position:
+                    consumer.advance(self._ends.id_at(self._position))
+        self._follower.decide(None if consumer is None else (consumer.dataset, consumer.number))
+
+    def _objects(self, samples: Indices, sizes: Indices | None) -> tuple[Indices, Indices | None]:
+        """Return the objects of items in the order of reading, and how many each item has; None: one each."""
         if self._access is None:
-            self._ends.append(num_items, len(samples), sizes)
-            return samples
+            return samples, sizes
         ids, counts = self._access.object_ids(samples)
-        self._ends.append(num_items, len(ids), counts if sizes is None else sizes)
-        return ids.astype(np.int64, copy=False)
+        return ids.astype(np.int64, copy=False), counts if sizes is None else sizes
 
     def _samples(self, items: Iterable[Item]) -> tuple[Indices, Indices | None]:
         """Return the samples of items, 0 to the length of the dataset, and how many each item has; None: one each."""
@@ -321,6 +403,60 @@ def _named(dataset: Any, item: Any) -> Objects:
             f"samples of {type(dataset).__name__} have no names: a plan for it takes indices, 0 to {len(dataset) - 1}, not {item!r}"
         )
     return dataset
+
+
+def _ones(ids: Indices, counts: Indices | None) -> Indices:
+    """Return how many objects each item has."""
+    return np.ones(len(ids), dtype=np.int64) if counts is None else counts
+
+
+def _left(ids: Indices, counts: Indices, *, done: Indices, num_passed: int) -> tuple[Indices, Indices]:
+    """Return what is left of the objects of a plan, and how many each item has still.
+
+    Args:
+        ids: Objects in the order of reading.
+        counts: How many each item has, shape (num_items,).
+        done: Objects that were read, each as often as it was.
+        num_passed: Items at the start that are done, or are not read.
+    """
+    item_of = np.repeat(np.arange(len(counts)), counts)
+    is_left = item_of >= num_passed
+    num_read = Counter(done.tolist())
+    for place in np.flatnonzero(np.isin(ids, done)).tolist():
+        object_id = int(ids[place])
+        if num_read[object_id]:
+            num_read[object_id] -= 1
+            is_left[place] = False
+    return ids[is_left], np.bincount(item_of[is_left], minlength=len(counts))
+
+
+_Items = tuple[Indices, Indices | None]
+"""Samples, and how many each item has; see ``Plan._samples``."""
+
+
+def _may_start_aside(config: Config) -> bool:
+    """Return whether a server would have to start, and the program is to go on meanwhile."""
+    return config.enabled and config.autostart and config.start_ahead and not is_listening(config)
+
+
+def _follow_aside(plan: weakref.ref[Plan], dataset: Any, config: Config, follower: Follower) -> None:
+    """Begin to follow a plan; in a thread, which ends when that is done, or the plan is gone."""
+    access = consumer = None
+    try:
+        access, consumer = _attached(dataset, config)
+    except Exception as err:  # noqa: BLE001 - of the dataset: the program hears of it where it uses the plan
+        _fail(plan(), err)
+    followed = plan()
+    if followed is not None:
+        followed._begin(access, consumer)
+    elif consumer is not None:
+        consumer.close()
+    follower.decide(None)
+
+
+def _fail(plan: Plan | None, error: Exception) -> None:
+    if plan is not None:
+        plan._error = error
 
 
 def _attached(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer | None]:
