@@ -25,6 +25,7 @@ from prefeed.store.layout import (
 from prefeed.store.namespaces import is_foreign, namespace_of, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
 from prefeed.store.tree import require_whole
+from prefeed.system.large_pages import mapped_at_large_page
 from prefeed.system.locks import PATIENCE_SECONDS, TURN_SECONDS, Turn, directory_lock, when_free
 
 DAMAGE: Final = (
@@ -60,16 +61,19 @@ def open_to_read(directory: Path, layout: Layout, *, adopts: bool, shown: Path) 
             say_in_use_elsewhere(shown)
             return None
         in_table = True
-    # A map size of 0 means: as large as the writer said. No transactions are kept (max_spare_txns): after a fork the
+    # A map size of 0 means: as large as the writer said. A store that many write has a file as large as that, and is mapped where its
+    # large pages can be used as such. No transactions are kept (max_spare_txns): after a fork the
     # child, closing its copy of the handle, would free their slots under the parent.
     max_readers = max_readers_of(os.stat(lock_path(directory)).st_size)
     require_whole(directory)
+    map_bytes = 0 if layout is TIER_LAYOUT else os.stat(data_path(directory)).st_size
 
     def open_env() -> lmdb.Environment:
-        return lmdb.open(
-            os.fspath(directory), map_size=0, readonly=True, create=False, max_dbs=MAX_TABLES, max_readers=max_readers,
-            readahead=False, lock=in_table,
-        )  # fmt: skip
+        with mapped_at_large_page(map_bytes):
+            return lmdb.open(
+                os.fspath(directory), map_size=map_bytes, readonly=True, create=False, max_dbs=MAX_TABLES,
+                max_readers=max_readers, readahead=False, lock=in_table,
+            )  # fmt: skip
 
     return open_env() if in_table else cast(lmdb.Environment, ForeignEnvironment.open(directory, open_env))
 
@@ -145,9 +149,10 @@ class SharedEnvironment:
         with directory_lock(directory, within_seconds=0):
             if identity_of(directory) != self.identity:
                 raise FileNotFoundError(f"the store in {directory} was replaced")
-            # Not 0, which is what the last commit said: LMDB cuts a file that it writes to the size of its map.
-            size_bytes = os.stat(data_path(directory)).st_size if self.written else 0
-            self.env.set_mapsize(size_bytes)
+            # Not 0, which is what the last commit said, as for readers of a tier: LMDB cuts a file that it writes to the size of its map.
+            size_bytes = 0 if self.layout is TIER_LAYOUT and not self.written else os.stat(data_path(directory)).st_size
+            with mapped_at_large_page(size_bytes):
+                self.env.set_mapsize(size_bytes)
             if self.reservation is not None:
                 self.reservation.remapped(size_bytes)
 

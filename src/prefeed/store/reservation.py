@@ -5,16 +5,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from prefeed.system.large_pages import LARGE_PAGE_BYTES, try_make_large_page
+
 _CHUNK_BYTES: Final = 4 * 1024**2
 _MOST_AT_ONCE: Final = 4 * 1024**2
 """Where the file system has no room for all of it, the first part is still had."""
+
+_FIRST_SMALL_BYTES: Final = 8 * 1024**2
+"""Of what a process makes, so much are small pages: what they cost is measured, and a large one is no waste in a file of that size."""
+
+_PAUSE_BYTES: Final = 128 * 1024**2
+_LONGEST_PAUSE_BYTES: Final = 4 * 1024**3
+"""After a large page that was not to be had, or cost more than small ones, so much is made of small ones; each time twice as much."""
 
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 _PUNCH: Final = 0x03  # a hole, and the file stays as long as it is
@@ -28,13 +39,22 @@ class Reservation:
     allocates the same pages finds that there is no room for all it wants (Linux takes back pages that were not touched).
     Where the kernel cannot populate, ``posix_fallocate`` alone is used.
 
+    With ``large`` the pages are large ones as long as these cost less processor time (``large_pages``): a virtual machine may have to get
+    each from its host. They are made only where it is known that nobody writes.
+
     **Threads and processes.** Any thread, in the process that mapped the file. The interpreter lock is not held while
     pages are made.
     """
 
-    def __init__(self, path: Path, *, reserved_bytes: int, map_bytes: int, chunk_bytes: int = _CHUNK_BYTES) -> None:
+    def __init__(
+        self, path: Path, *, reserved_bytes: int, map_bytes: int, chunk_bytes: int = _CHUNK_BYTES, large: bool = False
+    ) -> None:
         self._path = path
         self._chunk_bytes = chunk_bytes
+        self._large_bytes = LARGE_PAGE_BYTES if large and _POPULATES else 0
+        self._small_bytes_left = _FIRST_SMALL_BYTES
+        self._pause_bytes = _PAUSE_BYTES
+        self._small_ns_a_byte = 0.0
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._address = _mapped_address(path)
         self._backed = (0, min(reserved_bytes, map_bytes))  # from, up to; replaced as a whole, since threads share it
@@ -50,27 +70,35 @@ class Reservation:
         """Whether pages made outside of any lock are sure to stay."""
         return self._address is not None and _POPULATES
 
+    @property
+    def makes_large(self) -> bool:
+        """Whether pages are large now, where nobody writes meanwhile."""
+        size = self._large_bytes
+        return size > 0 and self._small_bytes_left <= 0 and self._address is not None and self._address % size == 0
+
     def has_pages(self, upto_bytes: int, *, from_bytes: int = 0) -> bool:
         """Return whether a part of the file is known to be backed."""
         start, end = self._backed
         return start <= from_bytes and min(upto_bytes, self.map_bytes) <= end
 
-    def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0) -> bool:
+    def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0, is_unused: bool = False) -> bool:
         """Back a part of the file; False when the file system has no room, what was reserved stays reserved.
 
         Args:
             upto_bytes: End of the part; no more than the map is backed.
             from_bytes: Its begin, a multiple of the page size.
+            is_unused: Nothing was written behind its begin, and nobody does meanwhile.
         """
         start, end = self._backed
         if not start <= from_bytes <= end:
             start = end = min(from_bytes, self.map_bytes)
         wanted = min(upto_bytes, self.map_bytes)
         while end < wanted:
-            chunks = -(-min(wanted - end, _MOST_AT_ONCE) // self._chunk_bytes)
-            size = min(chunks * self._chunk_bytes, self.map_bytes - end)
-            if not self._try_back(end, size):
-                return False
+            size = self._try_make_large(end) if is_unused else 0
+            if not size:
+                size = self._small_bytes(end, wanted, is_unused=is_unused)
+                if not self._try_make_small(end, size):
+                    return False
             end += size
             self._backed = (start, end)
         return True
@@ -110,6 +138,41 @@ class Reservation:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _small_bytes(self, start: int, wanted: int, *, is_unused: bool) -> int:
+        """Return how much is made of small pages at once: whole chunks, but no more than up to where a large one begins."""
+        chunks = -(-min(wanted - start, _MOST_AT_ONCE) // self._chunk_bytes)
+        size = min(chunks * self._chunk_bytes, self.map_bytes - start)
+        if is_unused and self.makes_large:
+            size = min(size, self._large_bytes - start % self._large_bytes)
+        return size
+
+    def _try_make_small(self, start: int, size_bytes: int) -> bool:
+        if self._small_bytes_left <= 0 or not self._large_bytes:
+            return self._try_back(start, size_bytes)
+        began = time.thread_time_ns()
+        is_made = self._try_back(start, size_bytes)
+        if self._pause_bytes == _PAUSE_BYTES:  # the first ones
+            self._small_ns_a_byte += (time.thread_time_ns() - began) / _FIRST_SMALL_BYTES
+        self._small_bytes_left -= size_bytes
+        return is_made
+
+    def _try_make_large(self, start: int) -> int:
+        """Back a large page at this offset; returns its size, 0 if there is none, and goes on with small ones if it was dear."""
+        size = self._large_bytes
+        if not self.makes_large or start % size or start + size > self.map_bytes:
+            return 0
+        assert self._address is not None
+        began = time.thread_time_ns()
+        try:
+            os.posix_fallocate(self._file, start, mmap.PAGESIZE)
+        except OSError:
+            return 0  # who makes small ones comes to the same error, and tells of it
+        is_made = try_make_large_page(self._address + start)
+        if not is_made or time.thread_time_ns() - began > self._small_ns_a_byte * size:
+            self._small_bytes_left = self._pause_bytes
+            self._pause_bytes = min(2 * self._pause_bytes, _LONGEST_PAUSE_BYTES)
+        return size if is_made else 0
 
     def _try_back(self, start: int, size_bytes: int) -> bool:
         try:
@@ -175,12 +238,12 @@ class PageMaker(Reservation):
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0) -> bool:
+    def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0, is_unused: bool = False) -> bool:
         """Do what ``Reservation`` does; pages that there are already are not waited for."""
         is_there = self.has_pages(upto_bytes, from_bytes=from_bytes)
         if not is_there:
             with self._lock:
-                is_there = super().try_reserve(upto_bytes, from_bytes=from_bytes)
+                is_there = super().try_reserve(upto_bytes, from_bytes=from_bytes, is_unused=is_unused)
         wanted = min(upto_bytes + _AHEAD_BYTES, self.map_bytes)
         if is_there and self.reserved_bytes < wanted:
             self._ask(wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ from prefeed.store.layout import (
 from prefeed.store.namespaces import is_open_elsewhere, record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
 from prefeed.store.tree import Walk, require_whole
+from prefeed.system.large_pages import mapped_at_large_page
 from prefeed.system.locks import TURN_SECONDS, directory_lock
 
 _CHUNK_BYTES: Final = 64 * 1024
@@ -81,7 +83,8 @@ def shrink(shared: SharedEnvironment, limit_bytes: int) -> None:
     with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory, within_seconds=0):
         map_bytes = max(_map_bytes(directory, limit_bytes), end_of_data(shared))
         if identity_of(directory) == shared.identity and map_bytes < os.stat(data_path(directory)).st_size:
-            shared.env.set_mapsize(map_bytes)
+            with mapped_at_large_page(map_bytes):
+                shared.env.set_mapsize(map_bytes)
             os.truncate(data_path(directory), map_bytes)
             if shared.reservation is not None:
                 shared.reservation.remapped(map_bytes)
@@ -171,11 +174,12 @@ def _open(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> Sh
     identity = identity_of(held)
     # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
     # writing into the map and syncing that (2026-11, docs/adr/0007-stage-caches.md).
-    env = lmdb.open(
-        os.fspath(held), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
-        meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
-        max_readers=max_readers_of(os.stat(lock_path(held)).st_size),
-    )  # fmt: skip
+    with nullcontext() if on_disk else mapped_at_large_page(map_bytes):
+        env = lmdb.open(
+            os.fspath(held), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
+            meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
+            max_readers=max_readers_of(os.stat(lock_path(held)).st_size),
+        )  # fmt: skip
     try:
         os.truncate(data, map_bytes)
         if identity is None or identity_of(directory) != identity:  # the lock does not prevent dropping the cache
@@ -216,7 +220,7 @@ def _prepare(shared: SharedEnvironment, held: Path, *, on_disk: bool) -> None:
     info, end = shared.env.info(), end_of_data(shared)
     if not on_disk:
         shared.reservation = Reservation(
-            data_path(held), reserved_bytes=end, map_bytes=info["map_size"], chunk_bytes=_CHUNK_BYTES
+            data_path(held), reserved_bytes=end, map_bytes=info["map_size"], chunk_bytes=_CHUNK_BYTES, large=True
         )
     version = shared.layout_version()
     if version is None and info["last_pgno"] > 1:

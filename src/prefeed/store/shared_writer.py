@@ -211,12 +211,13 @@ class SharedWriter:
     def _reserve_ahead(self, shared: SharedEnvironment, items: Sequence[Put]) -> int:
         """Make pages before the write lock is taken, so that others can write meanwhile; returns where the data end.
 
-        They are made where the data will end when the lock is had, if others write as much meanwhile as the last time.
+        They are made where the data will end when the lock is had, if others write as much meanwhile as the last time. Large
+        ones are not: they are made quickly, and must be made with the lock.
         """
-        end = end_of_data(shared)
-        if shared.reservation is not None and shared.reservation.can_populate:
+        end, reservation = end_of_data(shared), shared.reservation
+        if reservation is not None and reservation.can_populate and not reservation.makes_large:
             start = end + self._drift_bytes
-            shared.reservation.try_reserve(start + _bytes_for_puts(items), from_bytes=start)
+            reservation.try_reserve(start + _bytes_for_puts(items), from_bytes=start)
         return end
 
     def _store(self, shared: SharedEnvironment, txn: Any, key: bytes, value: Buffer) -> int:
@@ -317,7 +318,7 @@ def _reserve(shared: SharedEnvironment, end: int, needed_bytes: int) -> None:
         lmdb.MapFullError: The file system has too few.
     """
     reservation = shared.reservation
-    if reservation is not None and not reservation.try_reserve(end + needed_bytes, from_bytes=end):
+    if reservation is not None and not reservation.try_reserve(end + needed_bytes, from_bytes=end, is_unused=True):
         raise lmdb.MapFullError("the file system is full")
 
 

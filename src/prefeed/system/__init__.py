@@ -2,6 +2,7 @@
 
 ``machine``     the identity of this node and of its processes
 ``memory``      free memory of the machine and its control groups
+``large_pages``  large pages for files in memory
 ``heap``        freed memory that the C library keeps
 ``memory_nodes``  nodes of a machine with several sockets
 ``files``       atomic, durable and private files
