@@ -317,8 +317,8 @@ def _begin(handler: Handler) -> None:
 
 
 @contextlib.contextmanager
-def nginx_server(directory: Path, work: Path) -> Iterator[str]:
-    """Serve a directory with nginx, whose files go below ``work``; yield its URL."""
+def nginx_server(directory: Path, work: Path, *, options: str = "") -> Iterator[str]:
+    """Serve a directory with nginx, whose files go below ``work``; yield its URL. ``options`` are more directives of the server."""
     program = shutil.which("nginx") or "/usr/sbin/nginx"
     port = free_port()
     work.mkdir(parents=True, exist_ok=True)
@@ -330,7 +330,7 @@ def nginx_server(directory: Path, work: Path) -> Iterator[str]:
         f"daemon off; {user} worker_processes 1; pid {work}/nginx.pid; error_log {work}/error.log;"
         "events { worker_connections 2048; }"
         f"http {{ access_log off; sendfile on; keepalive_requests 1000000; {temporary}"
-        f"server {{ listen 127.0.0.1:{port}; root {directory}; }} }}"
+        f"server {{ listen 127.0.0.1:{port}; root {directory}; {options} }} }}"
     )
     process = subprocess.Popen([program, "-e", str(work / "error.log"), "-c", str(work / "nginx.conf")])
     try:

@@ -92,6 +92,7 @@ class LargeObjects:
         *,
         waits: Callable[[], None],
         version_of: Callable[[int, str], int],
+        whole_bytes: int = 0,
     ) -> None:
         """Read objects of a manifest.
 
@@ -101,9 +102,11 @@ class LargeObjects:
             blocks: Where blocks come from.
             waits: Called by a thread before it waits.
             version_of: Returns the hash of the version that an object must have, given the one that it has; 0: any.
+            whole_bytes: Of objects up to this size all blocks are fetched with the first part that is read.
         """
         self._url = url
         self._version_of = version_of
+        self._whole_bytes = whole_bytes
         self._manifest = manifest
         self._blocks = blocks
         self._waits = waits
@@ -203,6 +206,7 @@ class LargeObjects:
                 reader = BlockFile(
                     large.opened,
                     self._blocks,
+                    readahead=True if large.opened.info.size_bytes <= self._whole_bytes else None,
                     read_part=partial(self._jumped, large),
                     waits=self._waits,
                     slack_bytes=large.opened.block_bytes // 2,

@@ -8,7 +8,8 @@ part of an object ─→ tier ─hit→ bytes
                        ↓
                      origin: the whole object, or of a larger one this part
 
-Larger objects come in blocks (``large``); from the origin alone while there is no server, or where they have no version.
+Larger objects come in blocks (``large``); from the origin alone while there is no server, or where they have no version. So do
+parts of objects whose versions were not listed, of any size: what the tier has under their names may be of any version.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+
+from xxhash import xxh3_64_hexdigest
 
 from prefeed.client.blocks import blocks_of
 from prefeed.client.consumer import Consumer
@@ -31,8 +34,10 @@ from prefeed.errors import (
     AccessDeniedError,
     CredentialsError,
     ObjectChangedError,
+    ObjectNotFoundError,
     PassedThroughError,
     PrefeedError,
+    SourceError,
     TruncatedBodyError,
 )
 from prefeed.mount.ahead import Ahead
@@ -83,6 +88,7 @@ class Objects:
         self.waits: Callable[[], None] = _do_nothing
         self._url = url
         self._sizes = memoryview(manifest.sizes.data).cast("B").cast("Q")
+        self._versions = memoryview(manifest.version_hashes.data).cast("B").cast("Q")
         self._most_whole = min(WHOLE_BYTES, config.max_object)
         try:
             self._made_with = access_now(url, config)
@@ -96,8 +102,9 @@ class Objects:
         self._pieces = Pieces(self._fetch_part)
         self._seen = seen
         self.large = LargeObjects(
-            url, manifest, blocks_of(config), waits=lambda: self.waits(), version_of=self._version_of
-        )
+            url, manifest, blocks_of(config),
+            waits=lambda: self.waits(), version_of=self._version_of, whole_bytes=self._most_whole,
+        )  # fmt: skip
         self._dataset: NodeDataset | None = None
         self._ahead = Ahead(manifest.num_objects, self._consumer)
         self._again = Again()
@@ -123,6 +130,8 @@ class Objects:
         size = self._sizes[object_id]
         if offset >= size or size == UNKNOWN_SIZE:
             return None
+        if not self._versions[object_id] and (offset or size_bytes < size):
+            return None  # it may have been of another version when another part of it was read
         reader = self._reader(dataset)
         try:
             data = reader.try_part(object_id, offset, min(size_bytes, size - offset), object_bytes=size)
@@ -153,6 +162,8 @@ class Objects:
         data = self.read_at_once(object_id, offset, size_bytes, task)
         if data is not None:
             return data
+        if size is not None and size <= self._most_whole and not self._versions[object_id] and size_bytes < size:
+            return self._of_first_version(object_id, offset, size_bytes, task)
         dataset = self._dataset
         if dataset is None:
             self.waits()
@@ -193,6 +204,24 @@ class Objects:
             return ObjectReader(dataset)
 
     # ------------------------------------------------------------ not in the tier
+
+    def _of_first_version(self, object_id: int, offset: int, size_bytes: int, task: int) -> Buffer:
+        """Return a part of an object whose version was not listed: of the version that it had when a part of it was read first."""
+        recent = self._recent_value(object_id)
+        if recent is None and self._dataset is not None:
+            try:
+                data = self.large.read(object_id, offset, size_bytes, task=task)
+            except (ObjectChangedError, ObjectNotFoundError):
+                raise
+            except SourceError:
+                data = None  # a server may answer no HEAD, but send the object
+            if data is not None:
+                return data
+        if recent is None:
+            self.waits()
+            recent = self._fetched(object_id, lambda source: source.fetch(self.manifest.path(object_id)), in_parts=True)
+            self._keep(object_id, recent)
+        return memoryview(recent)[offset : offset + size_bytes]
 
     def _missed(self, reader: ObjectReader, object_id: int, offset: int, size_bytes: int) -> Buffer:
         size = self.size(object_id)
@@ -259,8 +288,11 @@ class Objects:
                 if is_part:
                     raise self._changed(object_id) from err
                 raise
-            expected = self._version_of(object_id, fetched.version) if in_parts else listed.version_hash
-            is_other = expected and fetched.version and not is_version(fetched.version, expected)
+            version = fetched.version
+            if in_parts and not is_part and not version:
+                version = xxh3_64_hexdigest(fetched.data)
+            expected = self._version_of(object_id, version) if in_parts else listed.version_hash
+            is_other = expected and version and not is_version(version, expected)
             if is_other or (not is_part and memoryview(fetched.data).nbytes != listed.size_bytes >= 0):
                 raise self._changed(object_id)
             return memoryview(fetched.data)
