@@ -22,8 +22,8 @@ from prefeed.sources.library import ManifestLibrary
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
-SIZE = 3 * 1024**2
-STEP = 100_000
+SIZE = 5 * 1024**2
+STEP = 200_000
 VERSIONS = {"etag": "", "time": "etag off;", "none": 'etag off; add_header Last-Modified "";'}
 
 
@@ -58,7 +58,7 @@ def web(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Web]:
 def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
     monkeypatch.setenv("PREFEED_ENABLED", str(int(request.param != "no server")))
     if request.param == "no room":
-        monkeypatch.setenv("PREFEED_MEMORY", "1MiB")
+        monkeypatch.setenv("PREFEED_MEMORY", "4MiB")
     yield resolve()
     close_blocks()
     prefeed.datasets._readers.close()

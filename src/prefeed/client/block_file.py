@@ -7,13 +7,14 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from prefeed.client.block_order import END_BYTES, Order
 from prefeed.client.blocks import BlockObject, Blocks, blocks_of
-from prefeed.client.row_groups import FooterReader, RowGroups, row_groups_of
+from prefeed.client.row_groups import FooterReader, RowGroups, read_footer, row_groups_of
 from prefeed.errors import PrefeedError
 from prefeed.types import Buffer
 
@@ -37,7 +38,8 @@ class BlockFile(io.BufferedIOBase):
     Bytes are those of the version that the object had when it was opened: if it changes, reads of what is not cached raise
     ``ObjectChangedError``, whose ``errno`` is ``ESTALE``.
 
-    **Ownership**: holds no descriptor and no credentials; at most one block in memory, where the tier has no room for it.
+    **Ownership**: holds no descriptor and no credentials; at most one block in memory, where the tier has no room for it, and an object
+    without a version whole.
     **Threads and processes**: ``read_range`` in any thread; the rest has one position, like any file. May be used in forked
     children, each with its own position. **Blocking**: a read of bytes that the tier has waits for nothing.
     """
@@ -225,10 +227,7 @@ class BlockFile(io.BufferedIOBase):
             self._begin_plan(0, 1)
 
     def begin_as(self, before: BlockFile) -> None:
-        """The same, for a file that is read as another one was; see ``Order.begin_as``.
-
-        Of a Parquet file of which only some columns are read, the same columns are fetched of this one, as they are read there.
-        """
+        """The same, for a file that is read as another one was: in order, or the same columns of it; see ``Order.begin_as``."""
         self._require_open()
         groups = before._row_groups
         takes_columns = groups is not None and groups.are_some_read()
@@ -296,7 +295,7 @@ class BlockFile(io.BufferedIOBase):
             return copied[start : start + count]
         is_small = count < _SMALL_BYTES and (self._order.follows(offset) or offset == 0)
         length = max(count, min(_COPIED_BYTES, self._left_in_block(offset))) if is_small else count
-        data = self._from_tier(offset, length, count)
+        data = self._from_tier(offset, length, count) if self._opened.is_split else None
         if data is None:
             filled = bytearray(length)
             self._fill(offset, memoryview(filled), wanted=count)
@@ -307,6 +306,16 @@ class BlockFile(io.BufferedIOBase):
         if self._footer.may_be_in(offset, count):
             self._unread_footer = self._footer.look(offset, data)
         return data
+
+    def _whole(self) -> Buffer:
+        """Return an object without a version, which this file keeps: another request might get another one."""
+        with self._planning:
+            if self._held is None:
+                data = self._peek(0, self._size)
+                self._held = 0, self._blocks.read_block(self._opened, 0, 0) if data is None else data
+                if data is not None:
+                    self._note_hit(0, 0, self._size)
+            return self._held[1]
 
     def _from_tier(self, offset: int, length: int, wanted: int) -> bytes | None:
         """Return bytes that the tier has all of, by one copy; None for all others."""
@@ -349,6 +358,9 @@ class BlockFile(io.BufferedIOBase):
         if self._blocks.pid != os.getpid():
             self._continue_forked()
         self._note(offset, len(target) if wanted is None else wanted)
+        if not self._opened.is_split:
+            target[:] = memoryview(self._whole())[offset : offset + len(target)]
+            return
         tier = self._blocks.tier(self._opened)
         step = self._order.block_bytes
         done = 0
@@ -510,7 +522,6 @@ class BlockFile(io.BufferedIOBase):
         """Fetch these columns, as far as the reader has come in another file; False: the footer is not there yet.
 
         Args:
-            names: Of columns.
             before: What was read of the other file.
             waits: For the footer: the reader comes here for the last time, and would wait for it when it opens this file.
         """
@@ -518,7 +529,7 @@ class BlockFile(io.BufferedIOBase):
             return False
         try:
             if self._row_groups is None:
-                footer = self._footer_ahead(waits=waits)
+                footer = read_footer(self._size, END_BYTES, partial(self._bytes_ahead, waits=waits))
                 if footer is None:
                     return False
                 self._row_groups = row_groups_of(footer)
@@ -533,18 +544,6 @@ class BlockFile(io.BufferedIOBase):
         finally:
             self._planning.release()
         return True
-
-    def _footer_ahead(self, *, waits: bool) -> bytes | None:
-        """Return the footer; empty: there is none; None: the tier does not have it yet."""
-        start, reader = max(0, self._size - END_BYTES), FooterReader(self._size)
-        while start >= 0 and reader.may_be_in(start, self._size - start):
-            data = self._bytes_ahead(start, waits=waits)
-            if data is None:
-                return None
-            if footer := reader.look(start, data):
-                return footer
-            start = reader.start
-        return b""
 
     def _bytes_ahead(self, start: int, *, waits: bool) -> bytes | None:
         """Return the bytes from a place to the end, which are fetched; None: the tier does not have them yet."""

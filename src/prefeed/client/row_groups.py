@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import sys
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 _MAGIC: Final = b"PAR1"
@@ -133,6 +133,25 @@ class FooterReader:
         footer = bytes(data[begin : begin + length])
         self._start = -1  # once
         return footer + self._end
+
+
+def read_footer(size_bytes: int, end_bytes: int, read: Callable[[int], bytes | None]) -> bytes | None:
+    """Return the footer of a file, to its end; empty: there is none; None: ``read`` could not.
+
+    Args:
+        size_bytes: Of the file.
+        end_bytes: At its end, that are read first.
+        read: Returns the bytes from a place to the end; None: not now.
+    """
+    start, reader = max(0, size_bytes - end_bytes), FooterReader(size_bytes)
+    while start >= 0 and reader.may_be_in(start, size_bytes - start):
+        data = read(start)
+        if data is None:
+            return None
+        if footer := reader.look(start, data):
+            return footer
+        start = reader.start
+    return b""
 
 
 def row_groups_of(footer: bytes) -> RowGroups | None:

@@ -13,7 +13,7 @@ import pytest
 
 from prefeed.client import row_groups
 from prefeed.client.block_order import Order
-from prefeed.client.row_groups import FooterReader, RowGroups, row_groups_of
+from prefeed.client.row_groups import FooterReader, RowGroups, read_footer, row_groups_of
 
 GROUPS = [[(4, 10), (10, 50), (50, 60)], [(60, 70), (70, 90), (90, 99)], [(100, 110), (110, 150), (150, 160)]]
 
@@ -79,6 +79,20 @@ def test_the_footer_is_found_whatever_is_read_first(length: int, options: dict[s
     assert sum(end - start for start, end in parts) == sum(
         metadata.row_group(number).column(at).total_compressed_size for number in range(1, 10) for at in range(2)
     )
+
+
+@pytest.mark.parametrize("length", [70_000, 1000, 8])
+def test_the_footer_is_read_however_long_it_is(length: int) -> None:
+    data, _ = table_in(100)
+    starts: list[int] = []
+    found = read_footer(len(data), length, lambda start: starts.append(start) or data[start:])
+    assert found
+    assert found == data[-len(found) :]
+    assert row_groups_of(found) is not None
+    assert len(starts) == 1 + (length < len(found))
+    assert read_footer(len(data), length, lambda _: None) is None
+    for other in (b"x" * 100, b"\xff" * 96 + b"PAR1", b""):
+        assert read_footer(len(other), length, lambda start, other=other: other[start:]) == b""
 
 
 @pytest.mark.parametrize(
