@@ -39,7 +39,7 @@ from prefeed.errors import (
     ServerError,
     SourceError,
 )
-from prefeed.sources.answers import patiently, read_origin
+from prefeed.sources.answers import patiently, read_origin, seconds_to_settle
 from prefeed.sources.blocks import (
     Block,
     BlockSource,
@@ -52,6 +52,7 @@ from prefeed.sources.blocks import (
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.listing import Listed
 from prefeed.sources.manifest import version_hash
+from prefeed.sources.steadiness import MOST_READS
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.urls import blocks_url, is_of_store, listing_mark, open_blocks, veiled
 from prefeed.store.reader import TierReader
@@ -70,6 +71,8 @@ _MOST_READERS = 8
 """Of one seat: each has the tier open."""
 
 _MOST_SOURCES = 64
+
+_WEB = ("http://", "https://")
 
 Result = TypeVar("Result")
 
@@ -199,7 +202,21 @@ class Blocks:
             ObjectNotFoundError: There is none.
             SourceError: The origin's own error.
         """
-        return self.opened(root, self.info(root, path))
+        return self.opened(root, self.settled_info(root, path))
+
+    def settled_info(self, root: str, path: str) -> ObjectInfo:
+        """Return the same as ``info``, once the version is one that tells the object from the next one; raises as ``open``.
+
+        Waits for two seconds at most, for an object of a web server that was changed just now; three times if it changes meanwhile.
+        """
+        info = self.info(root, path)
+        for _ in range(MOST_READS if root.startswith(_WEB) else 0):
+            seconds = seconds_to_settle(info, time.time())
+            if not seconds:
+                break
+            time.sleep(seconds)
+            info = self.info(root, path)
+        return info
 
     def info(self, root: str, path: str) -> ObjectInfo:
         """Return size and version that an object has now; raises as ``open``."""

@@ -171,7 +171,7 @@ class LargeObjects:
     def _opened(self, object_id: int) -> _Large:
         """Return an object in the version that was listed."""
         manifest = self._manifest
-        info = self._blocks.info(self._url, manifest.path(object_id))
+        info = self._blocks.settled_info(self._url, manifest.path(object_id))
         listed = manifest.listed(object_id)
         expected = self._version_of(object_id, info.version)
         is_other = expected and not is_version(info.version, expected)

@@ -18,7 +18,8 @@ from prefeed.errors import SourceError, TruncatedBodyError, WrongAnswerError
 from prefeed.sources.listing import Listed
 from prefeed.sources.manifest import version_hash
 from prefeed.sources.protocol import Source
-from prefeed.types import Buffer, FetchedObject
+from prefeed.sources.steadiness import YOUNG_SECONDS
+from prefeed.types import Buffer, FetchedObject, ObjectInfo
 
 _log = logging.getLogger("prefeed")
 
@@ -66,6 +67,26 @@ def require_listed(fetched: FetchedObject, listed: Listed | None, where: Callabl
 def version_without_etag(modified_seconds: int, size_bytes: int) -> str:
     """Return the version of an object by time and size; ``""`` without a time."""
     return f"{modified_seconds}-{size_bytes}" if modified_seconds else ""
+
+
+def seconds_to_settle(info: ObjectInfo, now: float) -> float:
+    """Return how long to wait until the version of a web server's object tells it from the one that follows; 0 for most.
+
+    nginx makes its ETag of size and time of change, in whole seconds, and so is the version of an object that has no ETag: two objects of
+    one size and one second have the same. A time in the future says nothing, as where the server's clock is ahead.
+
+    Args:
+        info: What the server says of it.
+        now: The clock, in seconds since 1970.
+    """
+    changed, size = info.modified_seconds, info.size_bytes
+    if not changed or info.version.removeprefix(_WEAK) not in (
+        version_without_etag(changed, size),
+        f'"{changed:x}-{size:x}"',
+    ):
+        return 0.0
+    age = now - changed
+    return max(0.0, YOUNG_SECONDS - age) if age > -YOUNG_SECONDS else 0.0
 
 
 def _says_changed(fetched: FetchedObject, listed: Listed) -> bool:

@@ -10,8 +10,9 @@ import pytest
 from nodes import content, memory_source
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
-from prefeed.sources.answers import read_origin
+from prefeed.sources.answers import read_origin, seconds_to_settle
 from prefeed.testing.sources import CountingSource, Fault, FaultySource
+from prefeed.types import ObjectInfo
 
 
 @pytest.fixture
@@ -61,3 +62,22 @@ def test_the_user_s_generator_is_left_alone(pauses: list[float]) -> None:
     random.seed(5)
     read_origin(FaultySource(memory_source(1), {"00000.bin": Fault("error", times=2)}), "00000.bin", resolve({}))
     assert random.random() == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "changed", "seconds"),
+    [
+        ('"64-a"', 100, 1.5),  # as nginx makes it
+        ('W/"64-a"', 100, 1.5),
+        ("100-10", 100, 1.5),  # there is no ETag
+        ('"64-a"', 98, 0.0),  # of another time: not made of it
+        ('"62-a"', 98, 0.0),
+        ('"63-a"', 99, 0.5),
+        ('"6e-a"', 110, 0.0),  # in the future
+        ('"d41d8cd9"', 100, 0.0),
+        ("", 0, 0.0),
+    ],
+)
+def test_a_version_of_whole_seconds_is_young_for_two(version: str, changed: int, seconds: float) -> None:
+    info = ObjectInfo(path="x", size_bytes=10, version=version, modified_seconds=changed)
+    assert seconds_to_settle(info, 100.5) == seconds
