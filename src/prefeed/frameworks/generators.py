@@ -14,14 +14,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakSet, ref
 
 import numpy as np
 
 from prefeed.config import current
+from prefeed.interception import answers_everywhere, reads_from
+from prefeed.interception.asking import FileReader
 from prefeed.loaders.feed import Feed, Feeds
 from prefeed.loaders.kinds import length_of
 from prefeed.loaders.searching import attributes_of, find_columns
@@ -34,6 +37,9 @@ _UNKNOWN_LENGTH: Final = 1 << 14
 
 _MOST_ELEMENTS: Final = 1 << 24
 _MOST_PARTS: Final = 1 << 16
+_MOST_SAMPLES: Final = 1 << 20
+"""Elements of parts that are remembered, or twice those of the list of files."""
+
 _PASS_OF_PLAN: Final = 50
 """A plan is made if so many times the time that it takes has passed since the last one."""
 
@@ -114,19 +120,30 @@ class ServedGenerator:
 
     A plan costs a few messages to the server: milliseconds, where a pass over files of a local disk may take less. So passes have plans
     of their own as long as these take at most a fiftieth of the time. Passes that are given arguments, as those of tf.data's ``interleave``, are
-    parts of one round: it has one plan, and ends when a part begins again.
+    parts of one round: it has one plan, and ends when a part begins again, or begins while none is read.
+
+    A plan is an epoch: with it, files are asked whether they changed. Passes and rounds without one ask each file when they open it.
 
     Args:
         generator: The user's: returns an iterable, called once per pass.
         feeds: Of the framework.
+        beside: Returns what answers the files of passes without a plan, as they are now; None: nobody does.
         clock: Seconds that only go forward.
 
     **Threads**: any. Of passes at the same time, one is read ahead; the others are read through the cache.
     """
 
-    def __init__(self, generator: Callable[..., Any], feeds: Feeds, *, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        generator: Callable[..., Any],
+        feeds: Feeds,
+        *,
+        beside: Callable[[], FileReader | None] = lambda: None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.generator = generator
         self._feeds = feeds
+        self._beside = beside
         self._clock = clock
         self._lock = threading.Lock()
         self._ahead: ref[Pass] | None = None
@@ -139,7 +156,10 @@ class ServedGenerator:
         self._parts: dict[tuple[Any, ...], list[int]] = {}  # samples of each, in order
         self._begun: set[tuple[Any, ...]] = set()  # in this round
         self._num_samples = 0  # of all parts
+        self._list_length = 0  # 0: there is no list of files
+        self._running: WeakSet[Pass] = WeakSet()  # parts
         self._round: Feed | None = None
+        self._is_planned = False  # this round
 
     def __call__(self, *args: Any) -> Pass:
         """Begin a pass; raises what the generator raises."""
@@ -150,7 +170,7 @@ class ServedGenerator:
     def _whole(self, elements: Iterator[Any]) -> Pass:
         running = None if self._ahead is None else self._ahead()
         if (running is not None and not running.is_over) or not self._pays():
-            return Pass(elements, self, self._source, None)
+            return Pass(elements, self, None, None, beside=self._beside())
         with self._planning() as feed:
             feed.loop_begins(None)
             begun = Pass(elements, self, self._source, feed)
@@ -159,20 +179,44 @@ class ServedGenerator:
         return begun
 
     def _part_of_round(self, elements: Iterator[Any], key: tuple[Any, ...]) -> Pass:
-        is_next_round = not self._begun or key in self._begun
-        if is_next_round:
-            self._begun.clear()
-        self._begun.add(key)
-        if is_next_round and self._pays():
-            if self._round is not None:
-                self._round.epoch_ended()
-            self._lengthen(self._num_samples)
-            with self._planning() as feed:
-                self._round = feed
-                feed.begin(range(self._num_samples or len(self._elements or ())))
-        if len(self._parts) >= _MOST_PARTS:
+        is_between = all(other.is_over for other in self._running)
+        is_start = key not in self._parts and (self._is_full() or (is_between and self._was_whole()))
+        if is_start:
             self._parts.clear()
-        return Pass(elements, self, self._source, None, part=self._parts.setdefault(key, []))
+            self._num_samples = 0
+        part = self._parts.setdefault(key, [])
+        if is_start or is_between or key in self._begun:
+            self._begin_round(part)
+        self._begun.add(key)
+        if self._is_planned:
+            begun = Pass(elements, self, self._source, None, part=part)
+        else:
+            begun = Pass(elements, self, None, None, beside=self._beside())
+        self._running.add(begun)
+        return begun
+
+    def _is_full(self) -> bool:
+        return len(self._parts) >= _MOST_PARTS or self._num_samples >= max(_MOST_SAMPLES, 2 * self._list_length)
+
+    def _was_whole(self) -> bool:
+        """Return whether a part had the whole list, and its end: then other arguments, as the number of an epoch, say nothing of the files."""
+        return self._list_length > 0 and any(len(part) == self._list_length + 1 for part in self._parts.values())
+
+    def _begin_round(self, part: list[int]) -> None:
+        self._begun.clear()
+        self._running.clear()
+        self._is_planned = self._pays()
+        if not self._is_planned:
+            return
+        if self._round is not None:
+            self._round.epoch_ended()
+        self._lengthen(self._num_samples)
+        with self._planning() as feed:
+            self._round = feed
+            if part:
+                feed.begin(chain(range(part[0], self._num_samples), range(part[0])))
+            else:
+                feed.begin(range(self._num_samples, len(self._elements or ())))
 
     def _pays(self) -> bool:
         """Return whether it is worth its time to make another plan."""
@@ -185,6 +229,8 @@ class ServedGenerator:
         began = self._clock()
         if self._elements is None:
             self._elements = self._kind(held_by(self.generator))
+            if self._elements.is_length_known:
+                self._list_length = len(self._elements)
         feed = self._feeds.of(self, self._elements)
         self._source = feed.serve()
         if self._source is not None:
@@ -241,6 +287,7 @@ class Pass:
         owner: Began it.
         source: What stands in for its elements; None: they are read as without prefeed.
         feed: Has a plan of it alone; None: there is none, or one of the round to which it belongs.
+        beside: Answers the files of its elements where there is no source; None: nobody does.
         part: Which samples its elements were, the last time that it was given; None: the first element is the first sample.
 
     Attributes:
@@ -254,8 +301,10 @@ class Pass:
         source: ServedSource | None,
         feed: Feed | None,
         *,
+        beside: FileReader | None = None,
         part: list[int] | None = None,
     ) -> None:
+        self._beside = beside
         self._part = part
         self._elements = elements
         self._owner = owner
@@ -279,7 +328,9 @@ class Pass:
 
     def _make(self) -> Any:
         if self._source is None:
-            element = next(self._elements, _END)
+            is_answered = self._beside is not None and not answers_everywhere()
+            with reads_from(self._beside) if is_answered else nullcontext():
+                element = next(self._elements, _END)
         else:
             index = self._index if self._part is None else self._owner.sample_of(self._part, self._index)
             with self._source.making(index):

@@ -58,9 +58,7 @@ class _Functions:
 
     def begin(self) -> None:
         """Files below the roots are answered from now on."""
-        config = resolve_roots(current())
-        roots = Roots.of(config)
-        self._reader = ReadsBeside(config, roots) if roots else None
+        self._reader = _reads_beside()
 
     def end(self) -> None:
         """Nothing is answered any more. Idempotent."""
@@ -85,6 +83,35 @@ class _Functions:
 _functions = _Functions()
 
 
+def _reads_beside() -> ReadsBeside | None:
+    config = resolve_roots(current())
+    roots = Roots.of(config)
+    return ReadsBeside(config, roots) if roots else None
+
+
+class _Passes:
+    """Answers files of passes of generators that have no plan.
+
+    Attributes:
+        reader: None: nobody does.
+    """
+
+    reader: ReadsBeside | None = None
+
+    def begin(self) -> None:
+        """They are answered from now on."""
+        self.reader = _reads_beside()
+
+    def end(self) -> None:
+        """They are not any more. Idempotent."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.end()
+
+
+_passes = _Passes()
+
+
 def enable() -> None:
     """Serve generators that are given to tf.data from now on, and Python functions. Idempotent.
 
@@ -96,6 +123,7 @@ def enable() -> None:
     datasets: Any = sys.modules[_DATASETS]
     functions: Any = sys.modules[_FUNCTIONS]
     _functions.begin()
+    _passes.begin()
     _replaced.append(Replaced(datasets.DatasetV2._GeneratorState, "__init__", _keep))
     _replaced.append(Replaced(functions.FuncRegistry, "__call__", _functions.call))
     for module, names in _OPS.items():
@@ -113,12 +141,13 @@ def disable() -> None:
     while _replaced:
         _replaced.pop().undo()
     _functions.end()
+    _passes.end()
     _feeds.clear()
 
 
 def _keep(own: Method, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (generator,) = (*args, *kwargs.values())
-    return own(state, ServedGenerator(generator, _feeds))
+    return own(state, ServedGenerator(generator, _feeds, beside=lambda: _passes.reader))
 
 
 def _open(own: Method, file: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -141,6 +141,7 @@ class FakeFeeds:
     def __init__(self) -> None:
         self.feed: Any = None
         self.clock = FakeClock()
+        self.num_beside = 0
 
     def of(self, loader: Any, dataset: Elements) -> FakeFeed:
         self.feed = self.feed or FakeFeed(dataset, self.clock)
@@ -152,7 +153,11 @@ class FakeFeeds:
 
 def served(generator: Callable[..., Any]) -> tuple[ServedGenerator, FakeFeeds]:
     feeds: Any = FakeFeeds()
-    return ServedGenerator(generator, feeds, clock=feeds.clock), feeds
+
+    def beside() -> None:
+        feeds.num_beside += 1
+
+    return ServedGenerator(generator, feeds, beside=beside, clock=feeds.clock), feeds
 
 
 def test_an_endless_generator_begins_its_list_again(root: Path) -> None:
@@ -211,7 +216,8 @@ def test_short_passes_have_a_plan_now_and_then() -> None:
         feeds.clock.now += 0.001
     assert feeds.clock.now - 100 < 1.03 + 2 * PLAN_SECONDS
     assert len(feeds.feed.plans) == 2 + 4  # the cost of the first one is not known
-    assert len(feeds.feed.source.made) == 1000 * 3  # all of them are read through the cache
+    assert len(feeds.feed.source.made) == 6 * 3
+    assert feeds.num_beside == 1000 - 6  # these ask each file whether it has changed
     feeds.clock.now += 1
     assert list(generator()) == ["a", "b"]
     assert len(feeds.feed.plans) == 7
@@ -231,6 +237,30 @@ def test_passes_with_arguments_are_parts_of_a_round() -> None:
     assert feeds.feed.source.made == [*range(9)] * 3  # with the end of each part
     assert feeds.feed.num_ended == 2
     assert feeds.feed.num_steps == 18
+
+
+def test_parts_one_after_the_other_are_rounds_of_their_own() -> None:
+    """As of ``flat_map``: nothing says when all of them were read, and each is to see the files as they are."""
+    generator, feeds = served(lambda part: iter("ab"))
+    for number in [0, 1, 2, 0, 2]:
+        assert list(generator(number)) == ["a", "b"]
+        feeds.clock.now += 1
+    assert [plan[:3] for plan in feeds.feed.plans[:3]] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert feeds.feed.plans[3:] == [[*range(9)], [6, 7, 8, *range(6)]]
+    assert feeds.num_beside == 0
+
+
+def test_parts_that_each_have_the_whole_list_are_passes(root: Path) -> None:
+    """As of ``args=(epoch,)``: the files of sample i are read ahead whatever the number of the epoch."""
+    paths = [f"{root}/{index}.bin" for index in range(3)]
+    for path in paths:
+        Path(path).write_bytes(b"x")
+    generator, feeds = served(lambda epoch: iter(paths))
+    for epoch in range(4):
+        assert list(generator(epoch)) == paths
+        feeds.clock.now += 1
+    assert feeds.feed.plans == [[0, 1, 2]] * 4
+    assert feeds.feed.source.made == [0, 1, 2, 3] * 4
 
 
 def test_a_thousand_short_parts_have_few_plans() -> None:
