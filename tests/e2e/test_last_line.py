@@ -205,6 +205,8 @@ if __name__ == "__main__":
             pass
     for batch in _SingleProcessDataLoaderIter(stream):
         pass
+    stream = DataLoader(Stream())
+    next(iter(stream))
     first = DataLoader(Pictures(root), batch_size=4)
     next(iter(first))
     os.kill(os.getpid(), 15)
@@ -224,6 +226,7 @@ def test_what_loaders_did(run: Run, tmp_path: Path) -> None:
         ("stream (Stream)", "not served", 0, ["an IterableDataset has no order to know beforehand"]),
         ("first (Pictures)", "served", 0, []),
     ]
+    assert [one["processes"] for one in facts["loaders"]] == [1] * 4  # of ``stream`` there are two loaders
     pictures, raw, _, first = facts["loaders"]
     num_batches = -(-NUM_IMAGES // 4)
     assert (pictures["batches"], raw["batches"], first["batches"]) == (2 * num_batches, num_batches, 1)

@@ -78,7 +78,6 @@ class Feed(Reported):
         self._again = Again()
         self._given_up = False
         self._said = ""
-        self._is_counted = False
         self._order: Iterator[int] = iter(())
         self._held: Order = np.empty(0, dtype=np.int64)
         self._num_planned = 0  # objects, of all epochs
@@ -93,10 +92,8 @@ class Feed(Reported):
     def serve(self) -> ServedSource | None:
         """Return what stands in for the dataset in the next epoch; None: nothing does."""
         source = self._try_serve()
-        is_first, self._is_counted = not self._is_counted, True
-        program.add(
-            program.key_of(program.LOADER, self.name), int(source is not None), int(source is None), 0, 0, 0, 0, 0, int(is_first)
-        )  # fmt: skip
+        key = program.key_of(program.LOADER, self.name)
+        program.add(key, int(source is not None), int(source is None), 0, 0, 0, 0, 0, int(program.is_new(key)))
         if source is None and self._said:
             program.add(program.key_of(program.WHY, self.name, self._said), 1)
         return source

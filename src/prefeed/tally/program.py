@@ -198,11 +198,13 @@ class _Process:
     Attributes:
         directory: Of the program; empty: nothing is counted.
         counts: Made when something is counted first.
+        noted: Keys that were asked for by ``is_new``, and who asked first.
     """
 
     def __init__(self) -> None:
         self.directory = ""
         self.counts: Counts | None = None
+        self.noted: dict[bytes, object] = {}
 
     def add(self, key: bytes, amounts: tuple[int, ...]) -> None:
         counts = self.counts
@@ -216,6 +218,7 @@ class _Process:
     def begin_forked(self) -> None:
         """In a forked child: what was mapped is the parent's."""
         self.counts = None
+        self.noted = {}
 
 
 _process = _Process()
@@ -263,6 +266,12 @@ def add(key: bytes, *amounts: int) -> None:
     """Add to the counters of a key; see ``key_of``. Never raises."""
     if _process.directory:
         _process.add(key, amounts)
+
+
+def is_new(key: bytes) -> bool:
+    """Return whether this process asks for a key for the first time; a forked child is another process. Any thread."""
+    asked = object()
+    return _process.noted.setdefault(key, asked) is asked
 
 
 def key_of(kind: bytes, *names: str) -> bytes:

@@ -82,7 +82,6 @@ class Attachment(Reported):
         self._epoch_began = 0.0
         self._slower_until = 0.0
         self._said = ""  # why the last try to attach failed
-        self._is_counted = False
         self._has_opened = False  # a sample below the roots; later ones may use files that are open by then
         self._name = ""
         self._place_said = ""
@@ -161,9 +160,18 @@ class Attachment(Reported):
 
     def _count(self, name: str, *, is_served: bool = False, is_let_go: bool = False) -> None:
         """Count for the program's last line: an iterator, which is served or not, or that the loader was let go."""
-        is_first, self._is_counted = not self._is_counted, True
-        amounts = int(is_served), int(not is_served and not is_let_go), int(is_let_go), 0, 0, 0, 0, int(is_first)
-        program.add(program.key_of(program.LOADER, name), *amounts)
+        key = program.key_of(program.LOADER, name)
+        amounts = (
+            int(is_served),
+            int(not is_served and not is_let_go),
+            int(is_let_go),
+            0,
+            0,
+            0,
+            0,
+            int(program.is_new(key)),
+        )
+        program.add(key, *amounts)
         if not is_served and self._said:
             program.add(program.key_of(program.WHY, name, self._said), 1)
 
@@ -439,9 +447,8 @@ class Attachment(Reported):
 
     def _count_place(self, place: Place) -> None:
         """Count an iterator for the program's last line: it is served from now on, or may be later."""
-        is_first, self._is_counted = not self._is_counted, True
         key = program.key_of(program.LOADER, self._name)
-        program.add(key, int(place.is_joined), 0, 0, 0, 0, 0, 0, int(is_first))
+        program.add(key, int(place.is_joined), 0, 0, 0, 0, 0, 0, int(program.is_new(key)))
         self._is_unserved = not place.is_joined
 
     def _count_unserved(self, place: Place, *, is_said: bool = True) -> None:

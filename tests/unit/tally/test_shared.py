@@ -114,3 +114,12 @@ def test_a_fork_counts_for_itself(tmp_path: Path) -> None:
 
     assert counted(tmp_path) == {b"a": [221, 0]}
     assert len(list(tmp_path.iterdir())) == 2, "the second child goes on in the file of the first"
+
+
+def test_a_process_is_counted_once_under_a_key() -> None:
+    key = program.key_of(program.LOADER, "asked twice")
+    assert [program.is_new(key), program.is_new(key)] == [True, False]
+    child = os.fork()
+    if not child:
+        os._exit([program.is_new(key), program.is_new(key)] != [True, False])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
