@@ -161,17 +161,8 @@ class Attachment(Reported):
     def _count(self, name: str, *, is_served: bool = False, is_let_go: bool = False) -> None:
         """Count for the program's last line: an iterator, which is served or not, or that the loader was let go."""
         key = program.key_of(program.LOADER, name)
-        amounts = (
-            int(is_served),
-            int(not is_served and not is_let_go),
-            int(is_let_go),
-            0,
-            0,
-            0,
-            0,
-            int(program.is_new(key)),
-        )
-        program.add(key, *amounts)
+        how = int(is_served), int(not is_served and not is_let_go), int(is_let_go)
+        program.add(key, *how, 0, 0, 0, 0, int(program.is_new(key)))
         if not is_served and self._said:
             program.add(program.key_of(program.WHY, name, self._said), 1)
 

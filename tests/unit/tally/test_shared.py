@@ -116,6 +116,7 @@ def test_a_fork_counts_for_itself(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2, "the second child goes on in the file of the first"
 
 
+@pytest.mark.usefixtures("sandbox")
 def test_a_process_is_counted_once_under_a_key() -> None:
     key = program.key_of(program.LOADER, "asked twice")
     assert [program.is_new(key), program.is_new(key)] == [True, False]
