@@ -216,3 +216,16 @@ def test_class_with_a_sampler_of_its_own_is_left_alone(caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO, logger="prefeed"):
         assert [int(batch) for batch in OwnSampler([0, 1])] == [1, 0]  # type: ignore[arg-type]
     assert "its class, OwnSampler, chooses the sampler in a way of its own" in caplog.text
+
+
+def test_where_prefeed_cannot_serve_loaders_they_are_torchs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serves them is imported with the first loader of a process that was spawned: that must not fail for the program."""
+    monkeypatch.setattr(patch, "_SERVING", "prefeed.torch.absent")
+    patch.enable()
+    with caplog.at_level(logging.WARNING, logger="prefeed"):
+        loader = BoundEarlier([1, 2])  # type: ignore[arg-type]
+        assert [int(batch) for batch in loader] == [1, 2]
+    assert not patch.is_enabled()
+    assert ["absent" in record.message for record in caplog.records] == [True]
