@@ -16,10 +16,12 @@ from prefeed.torch.planning import PlannedSampler
 from unit.torch.test_planning import Endless, Lazy, Listener, Repeat, access_map, begun
 
 
-def in_place(inner: Any, *, num_samples: int = 20, num_workers: int = 0, batches_ahead: int = 1) -> PlannedSampler:
+def in_place(
+    inner: Any, *, num_samples: int = 20, num_workers: int = 0, batches_ahead: int = 1, trust: bool = False
+) -> PlannedSampler:
     return PlannedSampler(
         inner, Samples(num_samples), Unheard(),
-        trust=False, num_workers=num_workers, batches_ahead=batches_ahead, seed_source=True,
+        trust=trust, num_workers=num_workers, batches_ahead=batches_ahead, seed_source=True,
     )  # fmt: skip
 
 
@@ -121,3 +123,12 @@ def test_joining_a_sampler_without_an_end() -> None:
     assert listener.told == [("begin", [4, 0, 1, 2])]
     next(batches)
     assert listener.told[1:] == [("extend", [3])]
+
+
+def test_joining_a_trusted_sampler_without_an_end() -> None:
+    """The rest of its pass is the plan."""
+    sampler = in_place(Endless(), num_samples=8, trust=True)
+    batches = iter(sampler)
+    assert [next(batches) for _ in range(3)] == [1, 2, 3]
+    listener = join(sampler, access_map(8))
+    assert listener.told == [("begin", [3, 4, 0, 1, 2, 3])]
