@@ -85,20 +85,29 @@ def decode_note(data: bytes) -> Note:
 
 def key_now(path: str) -> bytes:
     """Return the key that a file has now."""
+    return _key_of(_status(path), path)
+
+
+def _status(path: str) -> os.stat_result | None:
     try:
-        status = os.stat(path)
+        return os.stat(path)
     except (OSError, ValueError):
+        return None
+
+
+def _key_of(status: os.stat_result | None, path: str) -> bytes:
+    if status is None or not stat.S_ISREG(status.st_mode):
         return ABSENT
-    return entry_key("/", path, version_of(status, path)) if stat.S_ISREG(status.st_mode) else ABSENT
+    return entry_key("/", path, version_of(status, path))
 
 
-def is_being_written(path: str) -> bool:
+def _is_being_written(status: os.stat_result | None, path: str) -> bool:
     """Return whether a file was changed just now by somebody who still has it open: it may be read half old and half new.
 
     That cannot be told of a file that other machines may write; it is not opened to find out.
     """
     try:
-        if not is_young(os.stat(path), time.time_ns()) or not is_on_own_disk(Path(path)):
+        if status is None or not is_young(status, time.time_ns()) or not is_on_own_disk(Path(path)):
             return False
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -260,9 +269,12 @@ class FilesSeen:
         """Note a file, and by which calls it was opened; without a key it is asked for its version."""
         way = 0 if self._way is None else self._way()
         if way is not None:
-            self._seen[path] = key_now(path) if key is None else key
-            if key is None and is_being_written(path):
-                self.is_complete = False
+            if key is None:
+                status = _status(path)
+                key = _key_of(status, path)
+                if _is_being_written(status, path):
+                    self.is_complete = False
+            self._seen[path] = key
             if not is_below_packages(path):
                 self.ways.setdefault(way, []).append(path)
 
@@ -394,14 +406,16 @@ def way_here(until: CodeType) -> int | None:
     Args:
         until: The function that began it.
     """
+    name = ""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN_MODULES):
+        frame = frame.f_back  # of these it is known without ``f_code``: hooks are told of each look at that
+    while frame is not None and (name := frame.f_code.co_filename).startswith(_BETWEEN):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_OWN):
+    if frame is None or name.startswith(_OWN):
         return None
     found = 0
-    while frame is not None and frame.f_code is not until:
-        code = frame.f_code
+    while frame is not None and (code := frame.f_code) is not until:
         found = hash((found, code.co_filename, code.co_firstlineno, frame.f_lasti))
         frame = frame.f_back
     return found
@@ -414,5 +428,8 @@ _BETWEEN: Final = (
     os.__file__,
 )
 """Files of code that passes a name on."""
+
+_BETWEEN_MODULES: Final = ("prefeed.interception.", "prefeed.stage_cache.files_seen", "prefeed.stage_cache.making")
+"""Those of prefeed among them, as modules."""
 
 _OWN: Final = ("<frozen importlib", "<frozen zipimport", _PREFEED)
