@@ -248,6 +248,7 @@ class ReadMeter:
         self._num_large = 0  # files that were opened to be measured, and again by who wants them
         self._num_asked = 0  # files that watched samples opened, since samples were counted last
         self._samples_at = 0  # where the row has its samples
+        self._words = state.words
         self.opened: list[str] = []
 
     def batch_begins(self) -> bool:
@@ -262,7 +263,7 @@ class ReadMeter:
 
     def is_free(self) -> bool:
         """Return whether the next batch is read in place, and no read of it is measured: for 25 ms after one was that was quick."""
-        words = self._state.words
+        words = self._words
         return (
             self._is_known
             and time.monotonic_ns() < self._next_ns
@@ -272,7 +273,7 @@ class ReadMeter:
 
     def made_freely(self, num_samples: int) -> None:
         """Count samples that were made while ``is_free``: there is a row of this epoch."""
-        self._state.words[self._samples_at] += num_samples
+        self._words[self._samples_at] += num_samples
 
     @property
     def is_quick(self) -> bool:

@@ -26,5 +26,7 @@ from prefeed.interception.scope import install as install
 from prefeed.interception.scope import kept_in_place as kept_in_place
 from prefeed.interception.scope import observe_writes as observe_writes
 from prefeed.interception.scope import original_open as original_open
+from prefeed.interception.scope import put_open_back as put_open_back
 from prefeed.interception.scope import reads_from as reads_from
+from prefeed.interception.scope import take_open_away as take_open_away
 from prefeed.interception.scope import uninstall as uninstall

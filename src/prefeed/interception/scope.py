@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -282,18 +282,11 @@ class _OriginalOpen:
     __slots__ = ("_taken_away",)
 
     def __enter__(self) -> None:
-        with _process.lock:
-            is_free = not _process.num_inside and not observers and Asking.reader is None
-            self._taken_away = _process.places.take_away(_OPENS) if is_free else ()
+        self._taken_away = take_open_away()
 
     def __exit__(self, *_: object) -> None:
         if self._taken_away:
-            with _process.lock:
-                if _process.is_for_good or _process.num_inside or observers:
-                    _process.places.put_back(self._taken_away)
-
-
-_AS_IT_IS = nullcontext()
+            put_open_back(self._taken_away)
 
 
 def original_open() -> AbstractContextManager[None]:
@@ -301,7 +294,26 @@ def original_open() -> AbstractContextManager[None]:
 
     A scope that is entered meanwhile, in this thread or another, puts the replacement back.
     """
-    return _OriginalOpen() if _process.is_for_good else _AS_IT_IS
+    return _OriginalOpen()
+
+
+def take_open_away() -> Sequence[Place]:
+    """As ``original_open``, until ``put_open_back`` is called with what this returns; quicker."""
+    process = _process
+    if not process.is_for_good:
+        return ()
+    with process.lock:
+        if process.num_inside or observers or Asking.reader is not None:
+            return ()
+        return process.places.take_away(_OPENS)
+
+
+def put_open_back(taken_away: Sequence[Place]) -> None:
+    """Put back what ``take_open_away`` took away."""
+    process = _process
+    with process.lock:
+        if process.is_for_good or process.num_inside or observers:
+            process.places.put_back(taken_away)
 
 
 def answers_everywhere() -> bool:

@@ -39,11 +39,14 @@ class Estimate:
         self._num_counted = 0  # samples whose opens were counted
         self._counted: dict[bytes, int] = {}  # what these opened, by key
         self._owed: dict[bytes, float] = {}  # parts of an open
+        self._num_made = 0  # samples whose opens are to be reckoned
         self._around: Estimate | None = None
+        self._was_deaf = False
 
     def of(self, epoch: int) -> Estimate:
         """Return this for the next group, which is of the epoch with this number: other epochs say nothing of it."""
         if epoch != self._epoch:
+            self.add_reckoned()
             self._epoch, self._num_groups, self._num_counted = epoch, 0, 0
             self._counted.clear()
         return self
@@ -55,9 +58,11 @@ class Estimate:
     def __enter__(self) -> Estimate:
         self.num_samples = 0
         self.is_counting = not self.is_reckoned(self._epoch)
+        if self.is_counting:
+            self.add_reckoned()  # by what was counted so far
         self._num_groups += 1
         thread = get_ident()
-        self._around = groups.get(thread)
+        self._around, self._was_deaf = groups.get(thread), thread in deaf
         groups[thread] = self
         _listen(thread, self.is_counting)
         return self
@@ -66,23 +71,32 @@ class Estimate:
         thread, around = get_ident(), self._around
         if around is None:
             groups.pop(thread, None)
-            deaf.discard(thread)
         else:
             groups[thread], self._around = around, None
-            _listen(thread, around.is_counting)
+        _listen(thread, not self._was_deaf)
         if self.is_counting:
             self._num_counted += self.num_samples
-        elif self.num_samples:
-            self._add()
+        else:
+            self._num_made += self.num_samples
+            self.add_reckoned()
 
     def opened(self, key: bytes) -> None:
         """A sample of a group that is counted has opened a file."""
         self._counted[key] = self._counted.get(key, 0) + 1
 
-    def _add(self) -> None:
+    def was_made(self, num_samples: int) -> None:
+        """A group whose opens are reckoned was made by a thread that is ``deaf``, and not inside this; its opens are added later."""
+        self._num_groups += 1
+        self._num_made += num_samples
+
+    def add_reckoned(self) -> None:
+        """Add what the samples opened that were made since the last time; the end of each group inside this does it."""
+        num_samples, self._num_made = self._num_made, 0
+        if not num_samples or not self._num_counted:
+            return
         total = 0
         for key, num_opens in self._counted.items():
-            owed = self._owed.get(key, 0.0) + num_opens * self.num_samples / self._num_counted
+            owed = self._owed.get(key, 0.0) + num_opens * num_samples / self._num_counted
             whole = round(owed)
             self._owed[key] = owed - whole
             if whole > 0:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,11 +26,18 @@ import torch.utils.data._utils.worker as torch_worker
 from prefeed.client.in_place import NOTE_IN_FORCE, STATE_BYTES, PlaceState, ReadMeter
 from prefeed.client.seen import ROW_BYTES, SeenFiles
 from prefeed.config import Config
-from prefeed.interception import answers_everywhere, in_sample, original_open, reads_from
+from prefeed.interception import (
+    answers_everywhere,
+    in_sample,
+    original_open,
+    put_open_back,
+    reads_from,
+    take_open_away,
+)
 from prefeed.loaders.kinds import length_of
 from prefeed.sources.mounts import Roots
 from prefeed.tally import program
-from prefeed.tally.estimate import Estimate
+from prefeed.tally.estimate import Estimate, deaf
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.samples import SharedState, Staged, is_stacked, own_batch_method, rows_of, samples_of, shared_tensor
 
@@ -82,6 +90,7 @@ class InPlace(Staged):
         self._served: Served | None = None
         self._meter: ReadMeter | None = None
         self._estimate = Estimate()
+        self._is_free = self._is_worker = False
 
     def adopt(self, served: Served, access: AccessMap) -> None:
         """The loader has joined: this process reads through ``served``, all others through readers of their own.
@@ -96,8 +105,8 @@ class InPlace(Staged):
         self.state.join(number)
 
     def __getitem__(self, index: Any) -> Any:
-        meter = self._meter
-        if meter is not None and meter.is_free() and self._may_make_freely(meter):
+        meter = self._free_meter()
+        if meter is not None:
             return self._made_freely(meter, [index])[0]
         served = self._joined()
         if served is not None:
@@ -107,14 +116,8 @@ class InPlace(Staged):
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them."""
-        meter = self._meter
-        if (
-            meter is not None
-            and meter.is_free()
-            and type(indices) is list
-            and len(indices) <= _MOST_FREELY
-            and self._may_make_freely(meter)
-        ):
+        meter = self._free_meter()
+        if meter is not None and type(indices) is list and len(indices) <= _MOST_FREELY:
             return self._made_freely(meter, indices, getattr(self.inner, "__getitems__", None))
         served = self._joined()
         if served is not None:
@@ -133,10 +136,12 @@ class InPlace(Staged):
                 if self._served is not None and self.state.note_number:
                     self._served.batch_made()  # the loader has joined meanwhile
 
-    def _may_make_freely(self, meter: ReadMeter) -> bool:
-        """Return whether nothing of the next batch has to be answered, or counted file by file, in this process."""
-        is_counted = program.is_counting() and not self._estimate.is_reckoned(meter.epoch)
-        return not is_counted and self._pid == os.getpid() and not answers_everywhere()
+    def _free_meter(self) -> ReadMeter | None:
+        """Return this process's meter while nothing of the next batch has to be answered, measured, or counted file by file; else None."""
+        meter = self._meter
+        if meter is None or not meter.is_free() or self._pid != os.getpid():
+            return None
+        return meter if self._is_free and self._estimate.is_reckoned(meter.epoch) else None
 
     def _made_freely(
         self, meter: ReadMeter, indices: list[Any], batch: Callable[[Any], list[Any]] | None = None
@@ -148,13 +153,27 @@ class InPlace(Staged):
             indices: Of the batch.
             batch: The dataset's own method that makes a batch, if it has one.
         """
-        inner, rows, group = self.inner, iter(indices), self._estimate
-        with original_open(), group if program.is_counting() else _NOTHING:
-            try:
-                return batch(indices) if batch else [inner[index] for index in rows]
-            finally:  # a sample that failed may have opened its files, and those before it have
-                group.num_samples = num_samples = len(indices) - (0 if batch else operator.length_hint(rows))
-                meter.made_freely(num_samples)
+        inner, rows, thread = self.inner, iter(indices), get_ident()
+        was_deaf, taken_away = thread in deaf, take_open_away()
+        deaf.add(thread)
+        try:
+            return batch(indices) if batch else [inner[index] for index in rows]
+        finally:
+            if not was_deaf:
+                deaf.discard(thread)
+            if taken_away:
+                put_open_back(taken_away)
+            # A sample that failed may have opened its files, and those before it have.
+            num_samples = len(indices) - (0 if batch else operator.length_hint(rows))
+            meter.made_freely(num_samples)
+            self._estimate.was_made(num_samples)
+            if self._is_worker:
+                self._estimate.add_reckoned()
+
+    def count_rest(self) -> None:
+        """Count what samples of this process have opened since storage was measured last: it may be asked for no more."""
+        if self._pid == os.getpid():
+            self._estimate.add_reckoned()
 
     def _one_by_one(self, indices: Iterator[Any]) -> list[Any]:
         inner, words, meter, samples = self.inner, self.state.words, self._reads, []
@@ -206,7 +225,8 @@ class InPlace(Staged):
 
     def _uncached(self) -> AbstractContextManager[None]:
         """Inside it, samples are made whose files no reader answers."""
-        if answers_everywhere():
+        self._is_free = not answers_everywhere()
+        if not self._is_free:
             return reads_from(None)
         return in_sample() if program.is_counting() else _NOTHING
 
@@ -229,6 +249,7 @@ class InPlace(Staged):
         if self._meter is None or self._pid != os.getpid():
             self._begin_process_anew()
             info = torch_worker._worker_info
+            self._is_worker = info is not None
             self._meter = ReadMeter(self.state, self._roots, row=0 if info is None else info.id)
         return self._meter
 

@@ -108,6 +108,7 @@ class Place:
 
     def epoch_ended(self) -> None:
         """The policy hears how the epoch went, once."""
+        self.dataset.count_rest()
         if self._is_told or not self._measures:
             return
         self._is_told, self._stayed_quick = True, False

@@ -384,7 +384,8 @@ class PlannedSampler:
     def _read_on(self, num_drawn: int) -> None:
         """Read another window, when the loop has come so far that one is due; ``num_drawn``: samples of the pass that torch has."""
         ahead = self._ahead
-        if ahead is None or not self._has_more or (num_drawn < self._read_at and not self._is_guessed):
+        if ahead is None or not self._has_more:
+            self._read_at = num_drawn + CHUNK  # nothing follows in this pass
             return
         num_planned = self._ends.num_samples
         most = max(FIRST, min(CHUNK, num_planned))  # ever more: the first batches wait for little
@@ -514,8 +515,12 @@ class PlannedSampler:
                 self._choose_residency()
             if done > 0:
                 # Workers read a group of batches side by side: a position inside a group is the group's start.
-                self._advance(ends[done - done % group - drawn - 1])
-                if self._ahead is not None:
+                passed = ends[done - done % group - drawn - 1]
+                if isinstance(self._consumer, Unheard):
+                    self._position = self._num_before + passed  # a sample is an object
+                else:
+                    self._advance(passed)
+                if end >= self._read_at or self._is_guessed:
                     self._read_on(end)
             if done == 1:
                 self._foresee_distributed()
