@@ -47,9 +47,6 @@ class LoaderReport:
         clock: Monotonic seconds.
         tally: Counts for the program's last line; None: there are none.
 
-    Attributes:
-        count_every_seconds: Quick batches are counted together; who sets this calls ``count_rest``. 0: each by itself.
-
     **Threads**: the training loop's.
     """
 
@@ -84,8 +81,6 @@ class LoaderReport:
         self._at_epoch = ReadCounts()
         self._tally = tally
         self._counted_until = self._counted_waited = 0.0
-        self._num_uncounted = 0  # batches
-        self.count_every_seconds: float = 0.0
 
     def epoch_begins(
         self, num_batches: int | None = None, *, num_a_pass: int | None = None, is_trial: bool = False
@@ -120,9 +115,7 @@ class LoaderReport:
             self._begin(self._num_a_pass, self._asked_at)  # the iterator begins another pass
         self._waited += now - self._asked_at
         self._num_batches += is_batch
-        self._num_uncounted += is_batch
-        if now - self._counted_until >= self.count_every_seconds or not is_batch:
-            self._count(now)
+        self._count(now, batches=is_batch)
         if self._num_left is not None:
             self._num_left -= 1
         if self._interval and now - self._last_line >= self._interval:
@@ -164,14 +157,8 @@ class LoaderReport:
         self._publish(epoch)
         self._say(f"epoch {self._epoch} of {self._name}", epoch, self._counts())
 
-    def count_rest(self) -> None:
-        """Count what the loop has got since the last time; it may get no more."""
-        if self._num_uncounted:
-            self._count(self._answered_at)
-
     def _was_left(self) -> None:
         """The loop has left the epoch before its end: its reads belong to no other epoch."""
-        self.count_rest()
         left, counts = self._so_far(0, until=self._answered_at), self._counts()
         if left.batches < _LEAST_LEFT:
             self._at_epoch = counts or self._at_epoch
@@ -204,11 +191,10 @@ class LoaderReport:
         self._began = self._counted_until = now
         self._waited = self._counted_waited = 0.0
 
-    def _count(self, now: float, *, epochs: int = 0) -> None:
+    def _count(self, now: float, *, batches: int = 0, epochs: int = 0) -> None:
         """Count for the program's last line, as it goes: the process may be killed in the midst of an epoch."""
         if self._tally is not None and self._is_running:
             nanoseconds, waited = now - self._counted_until, self._waited - self._counted_waited
-            batches, self._num_uncounted = self._num_uncounted, 0
             self._counted_until, self._counted_waited = now, self._waited
             self._tally(epochs, batches, int(nanoseconds * 1e9), int(waited * 1e9))
 

@@ -234,7 +234,6 @@ class Attachment(Reported):
                 clock=time.monotonic,
                 tally=partial(program.add, program.key_of(program.LOADER, self._name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
-            self._report.count_every_seconds = 0.01
         self.turn += 1
         length, num_a_pass = num_batches_of(loader), _pass_length(loader)
         left = None if length is None else max(0, length - num_seen)
@@ -516,8 +515,6 @@ class Attachment(Reported):
 
     def count_left(self) -> None:
         """The loader ends, or the program, perhaps in an epoch that was read in place so far."""
-        if self._report is not None:
-            self._report.count_rest()
         if self._place is not None:
             self._place.dataset.count_rest()
         if self._is_unserved and self._place is not None and self._place.pid == os.getpid():

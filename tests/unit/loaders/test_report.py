@@ -87,23 +87,6 @@ def test_a_program_counts_as_it_goes(caplog: pytest.LogCaptureFixture) -> None:
     assert counted == [1, 3, 5_000_000_000, 2_000_000_000]
 
 
-def test_quick_batches_are_counted_together(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[tuple[int, ...]] = []
-    loop = Loop(caplog, tally=lambda *amounts: told.append(amounts))
-    loop.report.count_every_seconds = 1.0
-    loop.report.epoch_begins()
-    for _ in range(6):
-        loop.step(waits=0.25)
-    assert told == [(0, 4, 1_000_000_000, 1_000_000_000)]
-    loop.step(waits=0.25, works=3.0)
-    loop.report.count_rest()
-    loop.report.count_rest()  # nothing is left
-    assert told[1:] == [(0, 3, 750_000_000, 750_000_000)]
-    loop.step(waits=0.25)
-    loop.report.epoch_begins()  # it was broken off
-    assert [sum(numbers) for numbers in zip(*told, strict=True)] == [0, 8, 5_000_000_000, 2_000_000_000]
-
-
 def test_each_epoch_is_published(loop: Loop) -> None:
     loop.report.epoch_begins(2)
     loop.now += 0.5
