@@ -5,12 +5,13 @@ They are in place while any thread is inside a scope, or somebody observes write
 
 from __future__ import annotations
 
+import copyreg
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from types import BuiltinFunctionType, TracebackType
 from typing import Any
 
 from prefeed.interception.asking import Asking, FileReader, asking, original_of
@@ -133,6 +134,14 @@ class Places:
             if getattr(owner, name, None) is not None:
                 self._replace(self._place(module_name, owner, name), make)
         self.num_modules = num_modules
+        copyreg.dispatch_table.setdefault(BuiltinFunctionType, self.reduced)
+
+    def reduced(self, function: Any) -> Any:
+        """Return how a function of C is pickled: one that was bound before ours was put in its place, as ours, by its name."""
+        place = next(
+            (place for place in self._places.values() if place.is_replaced and place.original is function), None
+        )
+        return (function if place is None else place.replacement).__reduce__()
 
     def _place(self, module_name: str, owner: Any, name: str) -> Place:
         place = self._places.get((module_name, name))
@@ -185,6 +194,8 @@ class Places:
         for place in self._places.values():
             if place.is_replaced:
                 place.restore()
+        if copyreg.dispatch_table.get(BuiltinFunctionType) == self.reduced:
+            del copyreg.dispatch_table[BuiltinFunctionType]
         self.num_modules = -1
 
 

@@ -6,7 +6,9 @@ stand, ``io.FileIO``, and functions of libraries that open their files in C++.
 
 from __future__ import annotations
 
+import copyreg
 import os
+import pkgutil
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -166,6 +168,11 @@ def file_io_in_place_of(original: Any) -> Any:
 
     FileIO.__doc__, FileIO.__module__, FileIO.__qualname__ = original.__doc__, original.__module__, "FileIO"
     FileIO.original = original
+
+    def reduced(cls: Any) -> Any:
+        return (pkgutil.resolve_name, ("io:FileIO",)) if cls is FileIO else cls.__qualname__  # a class derived from it
+
+    copyreg.pickle(Type, reduced)
     return FileIO
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -508,10 +509,14 @@ class Attachment(Reported):
         program.add(program.key_of(program.LOADER, self._name), 1)
         self._has_attached()
 
-    def __del__(self) -> None:
-        # Not clean-up that anything depends on: the server notices a closed socket, and process exit closes it too.
-        self.count_left()
-        self._let_go()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Nothing depends on it: the server notices a closed socket. At the very end (dill keeps things so long) modules are empty.
+        try:
+            self.count_left()
+            self._let_go()
+        except (AttributeError, TypeError):
+            if not is_finalizing():
+                raise
 
     def count_left(self) -> None:
         """The loader ends, or the program, perhaps in an epoch that was read in place so far."""

@@ -3,8 +3,11 @@ from __future__ import annotations
 
 import builtins
 import bz2
+import copyreg
 import io
+import multiprocessing
 import os
+import pickle
 import sys
 import tarfile
 import threading
@@ -64,6 +67,49 @@ def test_a_scope_puts_everything_back(reader: KeptFiles) -> None:
                 pass
             assert none_the_same(everything(), before)
         assert all_the_same(everything(), before)
+
+
+EARLY: dict[str, Any] = {"open": open, "fromfile": np.fromfile, "imread": cv2.imread, "remove": os.remove, "len": len}
+"""References that are bound before anything is replaced."""
+
+
+def test_functions_are_pickled_whenever_a_reference_to_them_was_bound(reader: KeptFiles) -> None:
+    table = dict(copyreg.dispatch_table)
+    now = {
+        "open": lambda: builtins.open,
+        "fromfile": lambda: np.fromfile,
+        "imread": lambda: cv2.imread,
+        "remove": lambda: os.remove,
+        "len": lambda: len,
+    }
+    with reads_from(reader):
+        data = {name: pickle.dumps(function) for name, function in EARLY.items()}
+        late = {name: pickle.dumps(now[name]()) for name in EARLY}
+        for name in EARLY:
+            assert pickle.loads(data[name]) is pickle.loads(late[name])
+            assert pickle.loads(data[name]) == now[name]()
+        assert pickle.loads(pickle.dumps([].append)) is not None  # a method of an object
+    assert dict(copyreg.dispatch_table) == table
+    for name, function in EARLY.items():
+        assert pickle.loads(data[name]) is function
+        assert pickle.loads(late[name]) is function
+
+
+def read_in_child(functions: dict[str, Any], path: Path) -> None:
+    with functions["open"](path, "rb") as file:
+        assert file.read() == b"abc"
+    assert functions["fromfile"](path, dtype=np.uint8).tobytes() == b"abc"
+
+
+def test_spawned_workers_get_functions_that_were_bound_before(reader: KeptFiles, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    with reads_from(reader):
+        process = multiprocessing.get_context("spawn").Process(target=read_in_child, args=(EARLY, path))
+        process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
 
 
 def test_what_a_scope_has_put_in_place_may_stay_for_the_next_one(reader: KeptFiles, path: Path) -> None:

@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,12 +156,15 @@ def test_a_failure_is_the_functions_own(observer: Observer, tmp_path: Path) -> N
     assert observer.num_changed == len(observer.told)
 
 
-def test_they_look_like_what_they_replace(observer: Observer) -> None:
+def test_they_look_like_what_they_replace(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    derived = type(io.FileIO)("Derived", (io.FileIO,), {"__module__": __name__})
+    monkeypatch.setattr(sys.modules[__name__], "Derived", derived, raising=False)
     assert os.unlink in os.supports_dir_fd
     assert os.truncate in os.supports_fd
     assert os.remove.__name__ == "remove"
     assert inspect.getdoc(os.rename)
-    assert pickle.loads(pickle.dumps(os.rename)) == os.rename
+    for name in (os.rename, io.FileIO, derived):
+        assert pickle.loads(pickle.dumps(name)) == name
     with OPEN(os.devnull, "rb", buffering=0) as raw:
         assert isinstance(raw, io.FileIO)
         assert issubclass(type(raw), io.FileIO)
