@@ -61,17 +61,17 @@ def open_to_read(directory: Path, layout: Layout, *, adopts: bool, shown: Path) 
             say_in_use_elsewhere(shown)
             return None
         in_table = True
-    # A map size of 0 means: as large as the writer said. A store that many write has a file as large as that, and is mapped where its
-    # large pages can be used as such. No transactions are kept (max_spare_txns): after a fork the
-    # child, closing its copy of the handle, would free their slots under the parent.
+    # A map size of 0 means: as large as the writer said, which is the size of the file, as a rule. It is mapped where large pages can be used
+    # as such. No transactions are kept (max_spare_txns): after a fork the child, closing its copy of the handle, would free their slots
+    # under the parent.
     max_readers = max_readers_of(os.stat(lock_path(directory)).st_size)
     require_whole(directory)
-    map_bytes = 0 if layout is TIER_LAYOUT else os.stat(data_path(directory)).st_size
+    file_bytes = os.stat(data_path(directory)).st_size
 
     def open_env() -> lmdb.Environment:
-        with mapped_at_large_page(map_bytes):
+        with mapped_at_large_page(file_bytes):
             return lmdb.open(
-                os.fspath(directory), map_size=map_bytes, readonly=True, create=False, max_dbs=MAX_TABLES,
+                os.fspath(directory), map_size=0 if layout is TIER_LAYOUT else file_bytes, readonly=True, create=False, max_dbs=MAX_TABLES,
                 max_readers=max_readers, readahead=False, lock=in_table,
             )  # fmt: skip
 
@@ -150,11 +150,11 @@ class SharedEnvironment:
             if identity_of(directory) != self.identity:
                 raise FileNotFoundError(f"the store in {directory} was replaced")
             # Not 0, which is what the last commit said, as for readers of a tier: LMDB cuts a file that it writes to the size of its map.
-            size_bytes = 0 if self.layout is TIER_LAYOUT and not self.written else os.stat(data_path(directory)).st_size
-            with mapped_at_large_page(size_bytes):
-                self.env.set_mapsize(size_bytes)
+            file_bytes = os.stat(data_path(directory)).st_size
+            with mapped_at_large_page(file_bytes):
+                self.env.set_mapsize(0 if self.layout is TIER_LAYOUT and not self.written else file_bytes)
             if self.reservation is not None:
-                self.reservation.remapped(size_bytes)
+                self.reservation.remapped(file_bytes)
 
     def data_file(self) -> int:
         """Return a descriptor of the data file, opened when it is first asked for; it belongs to this.
@@ -446,7 +446,8 @@ def try_adopt_size(shared: SharedEnvironment) -> bool:
 
 def try_resize(shared: SharedEnvironment, map_bytes: int) -> bool:
     """Remap the file with another size; False while a reader of this process is inside a batch."""
-    return try_remap(shared, lambda: shared.env.set_mapsize(map_bytes))
+    with mapped_at_large_page(map_bytes):
+        return try_remap(shared, lambda: shared.env.set_mapsize(map_bytes))
 
 
 def release(shared: SharedEnvironment) -> None:

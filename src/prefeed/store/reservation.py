@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefeed.system.large_pages import LARGE_PAGE_BYTES, try_make_large_page
 
@@ -27,8 +27,30 @@ _PAUSE_BYTES: Final = 128 * 1024**2
 _LONGEST_PAUSE_BYTES: Final = 4 * 1024**3
 """After a large page that was not to be had, or cost more than small ones, so much is made of small ones; each time twice as much."""
 
+_MEAN_OVER: Final = 8
+"""Large pages in the mean of how late they come: a thread is kept waiting now and then without their fault."""
+
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 _PUNCH: Final = 0x03  # a hole, and the file stays as long as it is
+
+
+class _Nanoseconds(NamedTuple):
+    """Of this thread's processor time, and by the clock."""
+
+    processor: float
+    clock: float
+
+    def plus(self, began: _Nanoseconds, num_bytes: int) -> _Nanoseconds:
+        """Return these and the time since then, for each of so many bytes."""
+        now = _now()
+        return _Nanoseconds(
+            self.processor + (now.processor - began.processor) / num_bytes,
+            self.clock + (now.clock - began.clock) / num_bytes,
+        )
+
+
+def _now() -> _Nanoseconds:
+    return _Nanoseconds(time.thread_time_ns(), time.perf_counter_ns())
 
 
 class Reservation:
@@ -39,8 +61,9 @@ class Reservation:
     allocates the same pages finds that there is no room for all it wants (Linux takes back pages that were not touched).
     Where the kernel cannot populate, ``posix_fallocate`` alone is used.
 
-    With ``large`` the pages are large ones as long as these cost less processor time (``large_pages``): a virtual machine may have to get
-    each from its host. They are made only where it is known that nobody writes.
+    With ``large`` the pages are large ones (``large_pages``) as long as these cost less processor time, and do not take twice as long by the
+    clock: a virtual machine may have to get each from its host, and the kernel waits for all processors. They are made only where it is
+    known that nobody writes.
 
     **Threads and processes.** Any thread, in the process that mapped the file. The interpreter lock is not held while
     pages are made.
@@ -54,7 +77,8 @@ class Reservation:
         self._large_bytes = LARGE_PAGE_BYTES if large and _POPULATES else 0
         self._small_bytes_left = _FIRST_SMALL_BYTES
         self._pause_bytes = _PAUSE_BYTES
-        self._small_ns_a_byte = 0.0
+        self._small_ns_a_byte = _Nanoseconds(0.0, 0.0)
+        self._late_ns_a_byte = 0.0  # by how much large pages came later than small ones would have, in the mean
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._address = _mapped_address(path)
         self._backed = (0, min(reserved_bytes, map_bytes))  # from, up to; replaced as a whole, since threads share it
@@ -150,10 +174,10 @@ class Reservation:
     def _try_make_small(self, start: int, size_bytes: int) -> bool:
         if self._small_bytes_left <= 0 or not self._large_bytes:
             return self._try_back(start, size_bytes)
-        began = time.thread_time_ns()
+        began = _now()
         is_made = self._try_back(start, size_bytes)
         if self._pause_bytes == _PAUSE_BYTES:  # the first ones
-            self._small_ns_a_byte += (time.thread_time_ns() - began) / _FIRST_SMALL_BYTES
+            self._small_ns_a_byte = self._small_ns_a_byte.plus(began, _FIRST_SMALL_BYTES)
         self._small_bytes_left -= size_bytes
         return is_made
 
@@ -163,13 +187,17 @@ class Reservation:
         if not self.makes_large or start % size or start + size > self.map_bytes:
             return 0
         assert self._address is not None
-        began = time.thread_time_ns()
+        began = _now()
         try:
             os.posix_fallocate(self._file, start, mmap.PAGESIZE)
         except OSError:
             return 0  # who makes small ones comes to the same error, and tells of it
         is_made = try_make_large_page(self._address + start)
-        if not is_made or time.thread_time_ns() - began > self._small_ns_a_byte * size:
+        took = _Nanoseconds(0.0, 0.0).plus(began, size)
+        self._late_ns_a_byte += (took.clock - self._small_ns_a_byte.clock - self._late_ns_a_byte) / _MEAN_OVER
+        is_dear = took.processor > self._small_ns_a_byte.processor or self._late_ns_a_byte > self._small_ns_a_byte.clock
+        if not is_made or is_dear:
+            self._late_ns_a_byte = 0.0
             self._small_bytes_left = self._pause_bytes
             self._pause_bytes = min(2 * self._pause_bytes, _LONGEST_PAUSE_BYTES)
         return size if is_made else 0
@@ -225,7 +253,8 @@ class PageMaker(Reservation):
     """Part of a mapped file that is backed by pages, and up to 8 MiB more than was asked for, from the first time on.
 
     Making the pages of an object takes the kernel as long as copying it there; measured, the loop of a server that
-    fills its tier had 20 % more time for objects (2026-11, docs/adr/0001-store.md).
+    fills its tier had 20 % more time for objects (2026-11, docs/adr/0001-store.md). One process writes the file, and only where
+    there are pages already: so they are large ones where these cost less.
 
     **Ownership.** ``close`` ends the thread.
 
@@ -233,12 +262,12 @@ class PageMaker(Reservation):
     """
 
     def __init__(self, path: Path, *, reserved_bytes: int, map_bytes: int) -> None:
-        super().__init__(path, reserved_bytes=reserved_bytes, map_bytes=map_bytes)
+        super().__init__(path, reserved_bytes=reserved_bytes, map_bytes=map_bytes, large=True)
         self._lock = threading.Lock()
         self._asked: SimpleQueue[int | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0, is_unused: bool = False) -> bool:
+    def try_reserve(self, upto_bytes: int, *, from_bytes: int = 0, is_unused: bool = True) -> bool:
         """Do what ``Reservation`` does; pages that there are already are not waited for."""
         is_there = self.has_pages(upto_bytes, from_bytes=from_bytes)
         if not is_there:
@@ -280,4 +309,4 @@ class PageMaker(Reservation):
     def _run(self) -> None:
         while (upto_bytes := self._asked.get()) is not None:
             with self._lock, contextlib.suppress(OSError):  # who writes comes to the same error, and tells of it
-                super().try_reserve(upto_bytes)
+                super().try_reserve(upto_bytes, is_unused=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.store import reservation
-from prefeed.store.reservation import Reservation
+from prefeed.store.reservation import PageMaker, Reservation
 from prefeed.store.shared import SharedTier
 from prefeed.system import large_pages
 from prefeed.system.large_pages import LARGE_PAGE_BYTES, mapped_at_large_page
@@ -30,6 +30,7 @@ class Kernel:
     Attributes:
         small_us: What 2 MiB of small pages take.
         large_us: What a large page takes.
+        late_us: What it takes by the clock beyond that.
         has_large: Large pages are to be had.
         made: Begin and size of each part that was made of small pages.
         large: Where large ones were made.
@@ -41,7 +42,9 @@ class Kernel:
         self.has_large = True
         self.made: list[tuple[int, int]] = []
         self.large: list[int] = []
+        self.late_us = 0
         self._now_ns = 0
+        self._waited_ns = 0
 
     def make_small(self, start: int, size: int) -> bool:
         self.made.append((start, size))
@@ -50,12 +53,16 @@ class Kernel:
 
     def make_large(self, address: int) -> bool:
         self._now_ns += self.large_us * 1000
+        self._waited_ns += self.late_us * 1000
         if self.has_large:
             self.large.append(address)
         return self.has_large
 
     def thread_time_ns(self) -> int:
         return self._now_ns
+
+    def perf_counter_ns(self) -> int:
+        return self._now_ns + self._waited_ns
 
 
 @pytest.fixture
@@ -66,6 +73,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(reservation, "_mapped_address", lambda path: 0)
     monkeypatch.setattr(reservation, "try_make_large_page", kernel.make_large)
     monkeypatch.setattr(reservation.time, "thread_time_ns", kernel.thread_time_ns)
+    monkeypatch.setattr(reservation.time, "perf_counter_ns", kernel.perf_counter_ns)
     monkeypatch.setattr(Reservation, "_try_back", lambda self, start, size: kernel.make_small(start, size))
     return kernel
 
@@ -210,3 +218,39 @@ def test_values_in_large_pages_are_what_was_put(sandbox: Sandbox) -> None:
     finally:
         tier.close()
         other.close()
+
+
+@pytest.mark.parametrize(("late_us", "is_dear"), [(0, False), (900, False), (2000, True), (20_000, True)])
+def test_large_pages_that_come_late_are_seldom_tried(
+    tmp_path: Path, kernel: Kernel, late_us: int, is_dear: bool
+) -> None:
+    """The kernel asks all processors first; where these are busy, it waits."""
+    kernel.late_us = late_us
+    with reserving(tmp_path) as reserved:
+        assert reserved.try_reserve(1024 * MIB, is_unused=True)
+    assert len(kernel.large) < 70 if is_dear else len(kernel.large) == (1024 * MIB - FIRST) // LARGE
+    assert backed(kernel) == [(0, 1024 * MIB)]
+
+
+def test_one_large_page_that_comes_late_changes_nothing(tmp_path: Path, kernel: Kernel) -> None:
+    with reserving(tmp_path) as reserved:
+        assert reserved.try_reserve(64 * MIB, is_unused=True)
+        kernel.late_us = 5000
+        assert reserved.try_reserve(66 * MIB, is_unused=True)
+        kernel.late_us = 0
+        assert reserved.try_reserve(128 * MIB, is_unused=True)
+    assert kernel.large == list(range(FIRST, 128 * MIB, LARGE))
+
+
+def test_pages_of_the_memory_tier_are_large_also_those_made_ahead(tmp_path: Path, kernel: Kernel) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"")
+    maker = PageMaker(path, reserved_bytes=0, map_bytes=1 << 40)
+    asked = FIRST + LARGE
+    try:
+        assert maker.try_reserve(asked)
+    finally:
+        maker.close()  # what is made ahead is there then
+    assert kernel.made == [(0, FIRST // 2), (FIRST // 2, FIRST // 2)]
+    assert kernel.large == list(range(FIRST, maker.reserved_bytes, LARGE))
+    assert maker.reserved_bytes == asked + 8 * MIB

@@ -199,7 +199,7 @@ def test_pages_are_made_ahead_of_who_writes_within_the_budget(writer: TierWriter
     writer.put_many([(key_of(0), value_of(0, 100_000), False)])
     assert wait_until(lambda: writer.file_bytes > 8 * MIB, timeout_seconds=60)
     writer.put_many([(key_of(i), value_of(i, 100_000), False) for i in range(40)])
-    assert wait_until(lambda: _taken_bytes(directory) > 15 * MIB, timeout_seconds=60)
+    assert wait_until(lambda: _taken_bytes(directory) > 12 * MIB, timeout_seconds=60)
     _fill(writer, 100_000)
     assert _taken_bytes(directory) <= 16 * MIB
 
