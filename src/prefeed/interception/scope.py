@@ -139,7 +139,7 @@ class Places:
     def reduced(self, function: Any) -> Any:
         """Return how a function of C is pickled: one that was bound before ours was put in its place, as ours, by its name."""
         place = next(
-            (place for place in self._places.values() if place.is_replaced and place.original is function), None
+            (place for place in [*self._places.values()] if place.is_replaced and place.original is function), None
         )
         return (function if place is None else place.replacement).__reduce__()
 
