@@ -17,7 +17,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import prefeed
-from prefeed.client import lending
+from prefeed.client import lending, part_costs
 from prefeed.client.lending import CostMeter
 from prefeed.store.reader import ReadBatch
 from prefeed.tally import program
@@ -258,7 +258,8 @@ def test_what_the_cache_makes_slower_is_left_alone(
         meter._costs.origin_seconds += origin_seconds
 
     monkeypatch.setattr(CostMeter, "_probe", measure)
-    monkeypatch.setattr(lending, "_LEAST_OPENS", 4)
+    for module in (lending, part_costs):
+        monkeypatch.setattr(module, "LEAST_OPENS", 4)
     monkeypatch.setattr(lending, "_EVERY", 1)
     monkeypatch.setattr(attachment, "_TRY_AGAIN_TIMES", 1e6)
     monkeypatch.setattr(lending, "is_local", lambda _: True)

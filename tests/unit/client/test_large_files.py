@@ -113,7 +113,7 @@ def test_bytes_that_are_not_cached_come_from_the_open_file_in_its_version(tmp_pa
     blocks: Any = SimpleNamespace(
         pid=os.getpid(), tier=lambda _: None, config=SimpleNamespace(lookahead=1000), end_file=lambda *_: None
     )
-    opened.dataset, opened.num_blocks = None, 3
+    opened.dataset, opened.num_blocks, opened.is_split = None, 3, True  # as it is opened by path
     lent = LentBlocks(opened, blocks, str(path), descriptor)
     assert (len(lent), lent.are_of(descriptor)) == (1000, True)
     assert lent.read(498, 4) == bytes([248, 249, 0, 1])

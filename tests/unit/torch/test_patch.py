@@ -39,12 +39,11 @@ CLASSES = (BoundEarlier, dataloader._BaseDataLoaderIter, _SingleProcessDataLoade
 
 def test_disable_leaves_nothing() -> None:
     before = [dict(vars(cls)) for cls in CLASSES]
-    codes = [cls.__init__.__code__ for cls in CLASSES]
     names = dict(vars(torch.utils.data)), dict(vars(dataloader))
     patch.enable()
     patch.enable()
-    assert [dict(vars(cls)) for cls in CLASSES] == before  # the functions are the same, with other code
-    assert all(vars(cls)["__init__"].__code__ is not code for cls, code in zip(CLASSES, codes, strict=True))
+    for cls, own in zip(CLASSES, before, strict=True):
+        assert {name for name, value in vars(cls).items() if own[name] is not value} == {"__init__"}
     assert inspect.signature(BoundEarlier.__init__).parameters.keys() >= {"self", "dataset", "batch_size", "in_order"}
     patch.disable()
     patch.disable()
@@ -52,8 +51,6 @@ def test_disable_leaves_nothing() -> None:
     for cls, own in zip(CLASSES, before, strict=True):
         assert all(vars(cls)[name] is value for name, value in own.items())
         assert vars(cls).keys() == own.keys()
-    assert [cls.__init__.__code__ for cls in CLASSES] == codes
-    assert not any("__wrapped__" in vars(cls.__init__) for cls in CLASSES)
     assert (dict(vars(torch.utils.data)), dict(vars(dataloader))) == names
 
 
