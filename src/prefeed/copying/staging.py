@@ -236,7 +236,7 @@ class _Staging:
 
     def _survey(self, sink: DirectorySink) -> Comparison:
         order = None if self._request.order is None else list(self._request.order)
-        return compare(
+        found = compare(
             _list_all(self._source, self._events.listing),
             *_scan(self._data),
             root=self._source.url,
@@ -245,6 +245,9 @@ class _Staging:
             folds_case=sink.folds_case,
             room=self._room,
         )
+        if isinstance(self._source, PosixTree) and self._source.left_out.count:
+            return replace(found, vanished=[])  # their originals may be in a directory that cannot be read now
+        return found
 
     def _look(self) -> tuple[int, str]:
         return look_at(Path(self._data.root), self._config)

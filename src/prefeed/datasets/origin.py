@@ -145,6 +145,7 @@ class Origin:
         else:
             assert not self._dataset.manifest.grows
             self.manifest = self._dataset.manifest
+        self.manifest.left_out.warn(self.url)
         self.listing_age_seconds: float = max(0.0, time.time() - self.listed_at)
         if age:
             _log.info("prefeed: %s was listed %s ago", self.url, described_age(self.listing_age_seconds))

@@ -86,6 +86,7 @@ def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = No
                 opened = client.open_dataset(place.url, listing_age=listing_age, listing=events.listing)
                 listing_age = math.inf  # another server uses the listing of this one
                 manifest = Manifest.open(opened.manifest_dir)
+                manifest.left_out.warn(manifest.url)
                 ids = order_of(manifest, options)
                 ensure_private_dir(client.connection.runtime_dir)
                 name = put_in_transit(client.connection.runtime_dir, [np.ascontiguousarray(ids).data], suffix=".i64")

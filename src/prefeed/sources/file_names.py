@@ -25,8 +25,15 @@ from prefeed.errors import (
     SourceError,
     TransientSourceError,
 )
+from prefeed.sources.listing import LeftOut
 from prefeed.sources.views import View
 from prefeed.types import ListingProgress
+
+_UNREADABLE: Final = frozenset({
+    errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOTDIR,
+    errno.ENAMETOOLONG, errno.EINVAL, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, errno.ENOKEY,
+})  # fmt: skip
+"""Errors that concern one directory or file. Others, such as too many open files, fail the listing."""
 
 _ENTRIES: Final = 1000
 """Of a directory that are looked at before it counts that something was found."""
@@ -54,12 +61,14 @@ class FileNames:
         offsets: Where each begins, and the end, shape (num_files + 1,).
         directories: What was read.
         is_whole: False when something was left out that may become a file without a change of its directory.
+        left_out: What could not be read.
     """
 
     blob: bytes
     offsets: NDArray[np.uint64]
     directories: list[Directory]
     is_whole: bool
+    left_out: LeftOut
 
     def __len__(self) -> int:
         """Return the number of files."""
@@ -75,7 +84,8 @@ def list_names(
 ) -> FileNames:
     """Return the names of all files below a directory; links are followed, but not back to their own parents.
 
-    Sockets, devices, links that lead nowhere, and what vanishes meanwhile are left out.
+    Sockets, devices, links that lead nowhere, and what vanishes meanwhile are left out. So are directories that cannot be read,
+    which are also counted.
 
     Args:
         root: Directory, an absolute path.
@@ -84,7 +94,7 @@ def list_names(
         avoid: Directories that are not entered, as device and inode.
 
     Raises:
-        SourceError: The root, or a directory below it, cannot be read.
+        SourceError: The root cannot be read, or the storage does not answer.
     """
     return _Walk(root, view).names(progress, avoid)
 
@@ -103,6 +113,7 @@ class _Walk:
         self._directories: list[Directory] = []
         self._is_whole = True
         self._num_found = 0
+        self._left_out = LeftOut()
 
     def names(self, progress: ListingProgress | None, avoid: Chain) -> FileNames:
         try:
@@ -122,7 +133,7 @@ class _Walk:
         runs = list(self._runs())
         lengths = np.concatenate([np.zeros(1, np.int64), *(run[1] for run in runs)])
         blob = b"".join([run[0] for run in runs])
-        return FileNames(blob, np.cumsum(lengths).astype(np.uint64), self._directories, self._is_whole)
+        return FileNames(blob, np.cumsum(lengths).astype(np.uint64), self._directories, self._is_whole, self._left_out)
 
     def _runs(self) -> Iterator[tuple[bytes, NDArray[np.int64]]]:
         """Yield what was found, directory by directory, in the order of the paths."""
@@ -143,6 +154,8 @@ class _Walk:
         below: list[bytes] = []
         try:
             with self._scandir(relative) as entries:
+                if self._view is None and not os.access(self._prefix + relative, os.X_OK, effective_ids=True):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # it lists names, and opens none
                 while batch := list(islice(entries, _ENTRIES)):
                     files = [entry.name for entry in batch if entry.is_file(follow_symlinks=False)]
                     names += files
@@ -154,7 +167,7 @@ class _Walk:
         except FileNotFoundError:
             self._is_whole = False  # removed while the listing was under way
         except OSError as err:
-            raise_translated(err, os.fsdecode(self._prefix + relative), listing=True)
+            self._leave_out(err, relative)
         if self._view is not None:
             names = [os.fsencode(name) for name in names]
         names.sort()
@@ -183,8 +196,14 @@ class _Walk:
             self._is_whole = False
         except OSError as err:
             if err.errno != errno.ELOOP:  # such a link leads nowhere
-                raise
+                self._leave_out(err, relative + name)
             self._is_whole = False
+
+    def _leave_out(self, err: OSError, relative: bytes) -> None:
+        """Count what cannot be read; raise the error if it is the root, or if it is about the storage as a whole."""
+        if not relative or not leave_out(err, os.fsdecode(relative), self._left_out):
+            raise_translated(err, os.fsdecode(self._prefix + relative), listing=True)
+        self._is_whole = False
 
     def _kind(self, entry: os.DirEntry[Any], path: bytes) -> int:
         """Return what it is, or what the link leads to: the type's bits; 0: nothing that can be read or entered."""
@@ -291,6 +310,15 @@ _PERMANENT: Final = frozenset(
     {errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP}
 )
 """What asking a second time does not change; the reader gets the system's own error."""
+
+
+def leave_out(err: OSError, path: str, left_out: LeftOut) -> bool:
+    """Count a directory or file that cannot be read; return False if the error is not about that one alone."""
+    if err.errno not in _UNREADABLE:
+        return False
+    reason = f"may not be read by user {os.geteuid()}" if isinstance(err, PermissionError) else err.strerror
+    left_out.add(path, reason or str(err))
+    return True
 
 
 def raise_translated(err: OSError | ValueError, path: str, *, listing: bool = False) -> NoReturn:

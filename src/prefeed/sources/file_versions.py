@@ -19,8 +19,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from prefeed.sources.file_names import raise_translated, work_off
+from prefeed.sources.file_names import leave_out, raise_translated, work_off
 from prefeed.sources.filesystems import OWN, FileSystems
+from prefeed.sources.listing import LeftOut
 from prefeed.sources.views import View
 from prefeed.types import ListingProgress
 
@@ -101,6 +102,7 @@ def ask_files(
     *,
     strict: bool,
     progress: ListingProgress | None = None,
+    left_out: LeftOut | None = None,
 ) -> FileTable:
     """Return what files below a directory are now.
 
@@ -112,17 +114,21 @@ def ask_files(
         view: Of the process that the root is from; None: this one's.
         strict: Any error but that there is no such file is raised; False: what cannot be asked is no file.
         progress: Told the number of files, and the bytes of those that were asked so far.
+        left_out: Counts files that cannot be asked, which are then no files.
 
     Raises:
         SourceError: See ``strict``.
     """
-    return _Questions(root, paths, view, strict=strict).asked(progress)
+    return _Questions(root, paths, view, strict=strict, left_out=left_out).asked(progress)
 
 
 class _Questions:
     """Files that are being asked."""
 
-    def __init__(self, root: str, paths: Sequence[bytes], view: View | None, *, strict: bool) -> None:
+    def __init__(
+        self, root: str, paths: Sequence[bytes], view: View | None, *, strict: bool, left_out: LeftOut | None
+    ) -> None:
+        self._left_out = left_out
         self._prefix = os.fsencode(root.rstrip("/") + "/")
         self._view = view
         self._file_systems = OWN if view is None else view.file_systems
@@ -221,6 +227,9 @@ class _Questions:
 
     def _note_error(self, err: OSError, path: bytes) -> None:
         if self._is_strict and not isinstance(err, FileNotFoundError | NotADirectoryError):
+            relative = os.fsdecode(path.removeprefix(self._prefix))
+            if self._left_out is not None and leave_out(err, relative, self._left_out):
+                return
             raise_translated(err, os.fsdecode(path), listing=True)
 
 

@@ -7,10 +7,12 @@ by absolute path, and grows. Files that one process writes and others map are al
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +28,44 @@ UNKNOWN_SIZE: Final = 2**64 - 1
 ENCODING: Final = ("utf-8", "surrogateescape")
 
 _Opened = TypeVar("_Opened")
+_log = logging.getLogger("prefeed")
+
+_MOST_NAMED: Final = 5
+_MOST_NAME_CHARS: Final = 200
+
+_warned: set[str] = set()
+
+
+class LeftOut:
+    """Entries of an origin that cannot be samples: their number, and the first ones by name with the reason.
+
+    **Threads**: any.
+    """
+
+    def __init__(self, count: int = 0, named: Sequence[str] = ()) -> None:
+        """Continue a count; a listing begins with none."""
+        self.count = count
+        self.named = list(named)
+        self._lock = threading.Lock()
+
+    def add(self, path: str, reason: str) -> None:
+        """Count an entry; the path may have any characters, and is shown escaped."""
+        with self._lock:
+            self.count += 1
+            # In order, so that a listing by several threads always gives the same manifest.
+            self.named = sorted([*self.named, f"{path[:_MOST_NAME_CHARS]!r} ({reason})"])[:_MOST_NAMED]
+
+    def described(self) -> str:
+        """Return the first names and the number of the others."""
+        more = self.count - len(self.named)
+        return ", ".join(self.named) + (f" and {more:,} more" if more else "")
+
+    def warn(self, url: str, *, what: str = "samples") -> None:
+        """Log one line, once per process and text; none if nothing was left out."""
+        text = f"{url}: entries that cannot be {what} are left out ({self.count:,}): {self.described()}"
+        if self.count and text not in _warned:
+            _warned.add(text)
+            _log.warning("prefeed: %s", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from prefeed.errors import ManifestDamagedError, StoreFormatError
 from prefeed.sources.listing import (
     ENCODING,
     UNKNOWN_SIZE,
+    LeftOut,
     Listed,
     Listing,
     mapped,
@@ -74,6 +75,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         is_settled: Sizes, versions and keys are known, as far as the origin tells them.
         sums: xxh3-64 of each column that is there, in their order.
         is_part: Only some objects of the root are listed: it takes the place of no other listing.
+        num_left_out: Entries of the root that cannot be samples.
+        left_out: The first of them; see ``LeftOut``.
     """
 
     url: str
@@ -84,6 +87,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     is_settled: bool
     sums: dict[str, int]
     is_part: bool = False
+    num_left_out: int = 0
+    left_out: list[str] = []
 
     def column_bytes(self, name: str) -> int:
         """Return the length of a column."""
@@ -219,6 +224,11 @@ class Manifest(Listing):
     def is_settled(self) -> bool:
         """False when only the paths are known: nothing can be read by it."""
         return self.header.is_settled
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Entries of the root that cannot be samples."""
+        return LeftOut(self.header.num_left_out, self.header.left_out)
 
     @property
     def uid(self) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from prefeed.errors import EmptyListingError, StoreFormatError
 from prefeed.sources.file_versions import FileTable
 from prefeed.sources.known_directories import copy_directories, note_directories, stamps_of
-from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, split_paths
+from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, LeftOut, split_paths
 from prefeed.sources.manifest import (
     COLUMNS,
     CURRENT,
@@ -98,7 +98,7 @@ def _build_of_files(
 ) -> Manifest:
     names = source.list_names(progress=progress)
     paths = split_paths(names.blob, names.offsets)
-    table = source.ask(paths, progress=progress)
+    table = source.ask(paths, progress=progress, left_out=names.left_out)
     blob, offsets, are_files = names.blob, names.offsets, table.sizes >= 0
     if not are_files.all():
         paths, table = list(itertools.compress(paths, are_files.tolist())), table.take(are_files)
@@ -115,6 +115,7 @@ def _build_of_files(
         version_hashes=version_hashes(versions),
         keys=entry_keys(source.url, paths, versions),
         stamps=stamps_of(table),
+        left_out=names.left_out,
     )
     if names.is_whole and are_files.all() and source.is_own_view and began_at is not None:
         note_directories(generation, names.directories, began_at=began_at)
@@ -140,6 +141,7 @@ def write_names(source: PosixSource, directory: Path, *, progress: ListingProgre
         version_hashes=np.zeros(count, np.uint64),
         keys=np.zeros(count * ENTRY_KEY_BYTES, np.uint8),
         is_settled=False,
+        left_out=names.left_out,
     )
     if names.is_whole and source.is_own_view:
         note_directories(manifest, names.directories, began_at=began_at)
@@ -192,6 +194,7 @@ def with_files_of_now(manifest: Manifest, table: FileTable) -> Manifest:
         version_hashes=versions,
         keys=keys,
         stamps=stamps,
+        left_out=manifest.left_out,
     )
     if not is_gone.any():
         copy_directories(manifest, renewed)
@@ -306,6 +309,7 @@ def write_generation(  # noqa: PLR0913 - one parameter a column
     stamps: NDArray[np.int64] | None = None,
     is_settled: bool = True,
     is_part: bool = False,
+    left_out: LeftOut | None = None,
 ) -> Manifest:
     """Write arrays as a generation and return it; the one in force stays.
 
@@ -322,6 +326,7 @@ def write_generation(  # noqa: PLR0913 - one parameter a column
         stamps: See ``Manifest.stamps``.
         is_settled: See ``Manifest.is_settled``.
         is_part: See ``Header``.
+        left_out: Entries of the root that are no objects.
 
     Raises:
         ValueError: The shapes do not fit each other, or there are no objects.
@@ -351,6 +356,8 @@ def write_generation(  # noqa: PLR0913 - one parameter a column
         is_settled=is_settled,
         sums={},
         is_part=is_part,
+        num_left_out=left_out.count if left_out is not None else 0,
+        left_out=left_out.named if left_out is not None else [],
     )
     return Manifest.open(_write(directory, *encoded(header, columns)))
 

@@ -20,7 +20,7 @@ from prefeed.errors import PassedThroughError, TruncatedBodyError
 from prefeed.sources.file_names import LISTING_THREADS, FileNames, list_names, raise_translated
 from prefeed.sources.file_versions import FileTable, ask_files, version_of
 from prefeed.sources.filesystems import OWN, FileSystems
-from prefeed.sources.listing import split_paths
+from prefeed.sources.listing import LeftOut, split_paths
 from prefeed.sources.steadiness import (
     MOST_READS,
     REST_SECONDS,
@@ -82,6 +82,7 @@ class PosixSource:
         self._file_systems = OWN if view is None else view.file_systems
         self._max_bytes = sys.maxsize if max_bytes is None else max_bytes
         self._prefix = root.rstrip("/") + "/"
+        self.left_out: LeftOut = LeftOut()
 
     @property
     def is_own_view(self) -> bool:
@@ -244,15 +245,19 @@ class PosixSource:
         """Return the names of every file below the directory; see ``file_names.list_names``."""
         return list_names(self.url, self._view, progress=progress)
 
-    def ask(self, paths: Sequence[bytes], *, progress: ListingProgress | None = None) -> FileTable:
+    def ask(
+        self, paths: Sequence[bytes], *, progress: ListingProgress | None = None, left_out: LeftOut | None = None
+    ) -> FileTable:
         """Return what these files are now, as a listing asks for them; see ``file_versions.ask_files``."""
-        return ask_files(self.url, paths, self._view, strict=True, progress=progress)
+        return ask_files(self.url, paths, self._view, strict=True, progress=progress, left_out=left_out)
 
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield every file below the directory; see ``Source.list_objects``. Manifests are made of columns instead."""
         names = self.list_names()
         paths = split_paths(names.blob, names.offsets)
-        table = self.ask(paths)
+        table = self.ask(paths, left_out=names.left_out)
+        self.left_out = names.left_out
+        self.left_out.warn(self.url)
         files = zip(paths, table.sizes.tolist(), table.versions(), strict=True)
         infos = (
             ObjectInfo(path=os.fsdecode(path), size_bytes=size, version=version.decode("ascii"))

@@ -1,0 +1,129 @@
+"""A listing is not ruined by one entry: what cannot be a sample is left out, counted and named."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import prefeed
+from e2e.images import make_image_folder
+from e2e.parity import stop_server
+from mounting import dead_fuse, needs_root, obey_modes, with_own_mounts
+from prefeed.config import current
+from prefeed.copying.staging import StageRequest, stage
+from prefeed.files import close
+from prefeed.jobs.places import located
+from prefeed.jobs.warming import WarmupOptions, warm_up
+from prefeed.files.filesystem import PrefeedFileSystem
+from sandbox import Sandbox
+
+
+@pytest.fixture(autouse=True)
+def _close_readers() -> Iterator[None]:
+    yield
+    prefeed.datasets._readers.close()
+    close()
+    PrefeedFileSystem.clear_instance_cache()
+
+
+class Warnings(logging.Handler):
+    """Texts of the warnings of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+        logging.getLogger("prefeed").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def about(self, name: str) -> list[str]:
+        return [text for text in self.texts if name in text]
+
+
+@needs_root
+def test_directories_that_cannot_be_entered(tmp_path: Path, sandbox: Sandbox) -> None:
+    with_own_mounts(_list_around_closed_directories, tmp_path)
+
+
+def _list_around_closed_directories(root: Path) -> None:
+    """One mode that closes a directory, one that lists names and opens none, and a file system whose daemon has died."""
+    os.environ["PREFEED_ENABLED"] = "0"
+    for name in ("a", "lost+found", "only names", "z"):
+        make_image_folder(root / name, num_images=2, num_classes=1)
+    (root / "dead").mkdir()
+    (root / "lost+found").chmod(0)
+    (root / "only names").chmod(0o600)
+    obey_modes()
+    warnings = Warnings()
+    with dead_fuse(root / "dead"):
+        for _ in range(2):
+            data = prefeed.datasets.Objects(root)
+            assert {data.path(index).split("/")[0] for index in range(len(data))} == {"a", "z"}
+            assert len(data) == 4
+        assert all(len(data[index]) for index in range(4))
+        images = prefeed.datasets.ImageFolder(root)
+        assert len(images) == 4
+        place = root.with_name(f"{root.name}-copies")
+        place.mkdir()
+        assert stage(StageRequest(url=str(root), place=place), current()).record.num_files == 4
+        (root / "z").chmod(0)
+        again = stage(StageRequest(url=str(root), place=place), current())
+        assert (again.record.num_files, len([*place.rglob("*.png")])) == (2, 4), "the copy of what is closed now stays"
+        (root / "z").chmod(0o700)
+        assert len(fsspec.filesystem("prefeed").find(str(root))) == 4
+        with pytest.raises(PermissionError):
+            fsspec.filesystem("prefeed").ls(str(root / "lost+found"))
+    text = next(text for text in warnings.texts if "left out (3)" in text)
+    assert warnings.texts.count(text) == 1
+    assert all(name in text for name in ("'lost+found/'", "'only names/'", "'dead'")), text
+
+
+@needs_root
+def test_what_a_server_leaves_out_is_named_where_the_dataset_is_made(tmp_path: Path, sandbox: Sandbox) -> None:
+    with_own_mounts(_list_through_a_server, tmp_path)
+
+
+def _list_through_a_server(root: Path) -> None:
+    make_image_folder(root / "a", num_images=2, num_classes=1)
+    warnings = Warnings()
+    with dead_fuse(root / "b/dead"):
+        data = prefeed.datasets.Objects(root)
+        assert len(data) == 2
+        assert data[0]
+        [text] = warnings.about("left out")
+        assert "left out (1)" in text
+        assert "'b/dead'" in text
+        images = prefeed.datasets.ImageFolder(root)  # names are listed first, and sizes asked later
+        assert len(images) == 2
+        assert images[0]
+        assert warm_up(located(str(root), current()), WarmupOptions()).objects == 2
+        assert warnings.about("left out") == [text]
+        prefeed.datasets._readers.close()
+        stop_server()  # its mount namespace is this one, which dead_fuse leaves as it was
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ETIMEDOUT])
+def test_an_error_that_is_not_of_one_directory_fails_the_listing(
+    number: int, tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_image_folder(tmp_path, num_images=2, num_classes=2)
+    scandir = os.scandir
+
+    def fail(path: Any) -> Any:
+        if isinstance(path, bytes) and b"class1" in path:
+            raise OSError(number, os.strerror(number))
+        return scandir(path)
+
+    monkeypatch.setenv("PREFEED_ENABLED", "0")
+    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "0.1")
+    with monkeypatch.context() as patched, pytest.raises(prefeed.errors.SourceError, match="class1"):
+        patched.setattr(os, "scandir", fail)
+        prefeed.datasets.Objects(tmp_path)
