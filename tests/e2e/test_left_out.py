@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from mounting import dead_fuse, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
 from prefeed.copying.staging import StageRequest, stage
 from prefeed.files import close
+from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.jobs.places import located
 from prefeed.jobs.warming import WarmupOptions, warm_up
-from prefeed.files.filesystem import PrefeedFileSystem
 from sandbox import Sandbox
 
 
