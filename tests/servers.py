@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import os
 import re
@@ -16,8 +17,8 @@ from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 S3_ENVIRONMENT = {
@@ -179,8 +180,10 @@ class FileServer(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
 
-    def __init__(self, directory: Path, *, webdav: bool = False, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(
+        self, directory: Path, *, webdav: bool = False, port: int = 0, handler: type[Handler] | None = None
+    ) -> None:
+        super().__init__(("127.0.0.1", port), handler or Handler)
         self.directory = directory
         self.webdav = webdav
         self.ranges = False
@@ -216,10 +219,18 @@ class FileServer(ThreadingHTTPServer):
         self.server_close()
 
 
+AnyServer = TypeVar("AnyServer", bound=FileServer)
+
+
 @contextlib.contextmanager
 def http_server(directory: Path, *, webdav: bool = False) -> Iterator[FileServer]:
     """Serve a directory over HTTP in this process."""
-    server = FileServer(directory, webdav=webdav)
+    with _served(FileServer(directory, webdav=webdav)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _served(server: AnyServer) -> Iterator[AnyServer]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -227,6 +238,109 @@ def http_server(directory: Path, *, webdav: bool = False) -> Iterator[FileServer
     finally:
         server.stop()
         thread.join()
+
+
+class BucketHandler(Handler):
+    """Answers as S3 does for ``server.objects``, with keys as they are; bucket ``b``."""
+
+    server: BucketServer
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        self.server.requests.append((self.command, path, dict(self.headers)))
+        place, _, key = unquote(path).lstrip("/").partition("/") if path != "/b" else ("b", "", "")
+        asked = dict(parse_qsl(query, keep_blank_values=True))
+        if place != "b":
+            self.reply(404, b"<Error><Code>NoSuchBucket</Code></Error>")
+        elif "list-type" in asked:
+            self.reply(200, self._listed(asked).encode(), {"Content-Type": "application/xml"})
+        elif key not in self.server.objects:
+            self.reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        else:
+            self._send(self.server.objects[key])
+
+    def do_HEAD(self) -> None:
+        if self.server.head_status:
+            self.reply(self.server.head_status, b"")
+        else:
+            self.do_GET()
+
+    def _send(self, data: bytes) -> None:
+        headers = {"ETag": _etag(data), "Last-Modified": formatdate(_MODIFIED, usegmt=True)}
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if part is None:
+            self.reply(200, data, headers)
+            return
+        begin, end = int(part[1]), min(int(part[2]), len(data) - 1)
+        self.reply(206, data[begin : end + 1], {**headers, "Content-Range": f"bytes {begin}-{end}/{len(data)}"})
+
+    def _listed(self, asked: dict[str, str]) -> str:
+        prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+        keys = [
+            key for key in self.server.listed_keys() if key.startswith(prefix) and key > asked.get("start-after", "")
+        ]
+        is_encoded = asked.get("encoding-type") == "url"
+        shown = {}  # in order, and a common prefix once
+        for key in keys:
+            rest, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+            shown[prefix + rest + slash if slash else key] = not slash
+        start, count = int(asked.get("continuation-token", "0")), int(asked.get("max-keys", self.server.page_size))
+        lines = []
+        for key, is_object in list(shown.items())[start : start + count]:
+            name = (
+                quote_plus(key, safe="/") if is_encoded else _XML_CONTROLS.sub(lambda c: f"&#{ord(c[0])};", escape(key))
+            )
+            if is_object:
+                data = self.server.objects[key]
+                lines.append(
+                    f"<Contents><Key>{name}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
+                    f"<ETag>{escape(_etag(data))}</ETag><Size>{len(data)}</Size></Contents>"
+                )
+            else:
+                lines.append(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>")
+        if start + count < len(shown):
+            lines.append(f"<NextContinuationToken>{start + count}</NextContinuationToken>")
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<IsTruncated>{str(start + count < len(shown)).lower()}</IsTruncated>"
+            f"{'<EncodingType>url</EncodingType>' if is_encoded else ''}{''.join(lines)}</ListBucketResult>"
+        )
+
+
+_MODIFIED = 1_700_000_000
+_XML_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+class BucketServer(FileServer):
+    """A store like S3 with one bucket, ``b``, whose keys are any text.
+
+    Attributes:
+        objects: Bytes by key.
+        page_size: Most keys of one answer.
+        head_status: Answer to each HEAD; 0: it is answered as it should be.
+        is_sorted: False: keys are listed in the order in which they were put, as S3 Express does.
+    """
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__(Path("/nonexistent"), handler=BucketHandler)
+        self.objects = objects
+        self.page_size = 1000
+        self.is_sorted = True
+        self.head_status = 0
+
+    def listed_keys(self) -> list[str]:
+        return sorted(self.objects, key=str.encode) if self.is_sorted else list(self.objects)
+
+
+@contextlib.contextmanager
+def bucket_server(objects: dict[str, bytes]) -> Iterator[BucketServer]:
+    """Serve a bucket in this process."""
+    with _served(BucketServer(objects)) as server:
+        yield server
 
 
 def write_index(directory: Path, name: str = "index.txt") -> None:

@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 import prefeed
+import servers
 from e2e.images import make_image_folder
 from e2e.parity import stop_server
 from mounting import dead_fuse, needs_root, obey_modes, with_own_mounts
@@ -127,3 +128,87 @@ def test_an_error_that_is_not_of_one_directory_fails_the_listing(
     with monkeypatch.context() as patched, pytest.raises(prefeed.errors.SourceError, match="class1"):
         patched.setattr(os, "scandir", fail)
         prefeed.datasets.Objects(tmp_path)
+
+
+ODD_KEYS = (
+    "/lead.txt", "/", "//", "d/b//c.txt", "d/b/", "d/./x", "d/../y", "d/../../etc/z", "d//", ".", "..", "d/tab\tin", "d/line\nbreak",
+    "d/del\x7f", "Icon\r", "d/one\x01", "d/sub\tdir/x y+z", "d/plain.txt", "d/plain.txt/below", "d/empty", "e.txt",
+)  # fmt: skip
+"""Of which those that end in a slash have bytes, so that they are no markers."""
+
+
+@pytest.fixture
+def bucket(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.BucketServer]:
+    objects = {key: b"" if key == "d/empty" else f"bytes of {key}".encode() for key in ODD_KEYS}
+    with servers.bucket_server(objects) as server:
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": server.url}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
+        yield server
+        close()
+        prefeed.datasets._readers.close()
+
+
+@pytest.mark.parametrize("page_size", [1000, 3, 1])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_keys_that_are_no_paths_are_samples(
+    page_size: int, enabled: bool, bucket: servers.BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.page_size = page_size
+    if not enabled:
+        monkeypatch.setenv("PREFEED_ENABLED", "0")
+    data = prefeed.datasets.Objects("s3://b")
+    assert {data.path(index): data[index] for index in range(len(data))} == bucket.objects
+    below = prefeed.datasets.Objects("s3://b/d")
+    expected = {key[2:]: value for key, value in bucket.objects.items() if key.startswith("d/") and key != "d/"}
+    assert {below.path(index): below[index] for index in range(len(below))} == expected
+
+
+def test_keys_that_are_no_paths_are_opened(bucket: servers.BucketServer) -> None:
+    for key, data in bucket.objects.items():
+        if not key.endswith("/"):  # a URL of a directory names no object
+            with prefeed.open(f"s3://b/{key}") as file:
+                assert file.read() == data
+
+
+MARKERS = ("", "alone/", "train/", "nested/a/", "nested/", "same/", *(f"many/{number}/" for number in range(12)))
+"""Below ``d/``, whose own marker is the first; put after the objects, so that an unsorted listing has them at its end."""
+
+OBJECTS = {
+    "train/a.bin": b"a", "train-b": b"b", "zero": b"", "nested/a/zero": b"", "same": b"not empty", "out": b"", "out/x": b"x",
+    **{f"many/{number}/empty{other}": b"" for number in range(2) for other in range(7)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize(("page_size", "head_status"), [(1000, 0), (1000, 403), (5, 0), (2, 405)])
+@pytest.mark.parametrize("extra", [None, "d//odd"])
+def test_markers_of_directories_are_no_samples(
+    is_sorted: bool,
+    page_size: int,
+    head_status: int,
+    extra: str | None,
+    bucket: servers.BucketServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket.objects = {f"d/{key}": data for key, data in OBJECTS.items()}
+    bucket.objects |= {f"d/{key}": b"" for key in MARKERS} | ({extra: b"odd"} if extra else {})
+    bucket.is_sorted, bucket.page_size, bucket.head_status = is_sorted, page_size, head_status
+    monkeypatch.setenv("PREFEED_ENABLED", "0")
+    data = prefeed.datasets.Objects("s3://b/d")
+    assert {data.path(index): data[index] for index in range(len(data))} == OBJECTS | (
+        {"/odd": b"odd"} if extra else {}
+    )
+
+
+def test_markers_are_not_warmed_listed_or_walked(bucket: servers.BucketServer) -> None:
+    bucket.objects = {f"d/{key}": data for key, data in OBJECTS.items()} | {f"d/{key}": b"" for key in MARKERS}
+    warmed = warm_up(located("s3://b/d", current()), WarmupOptions())
+    assert (warmed.objects, warmed.resident, warmed.failed) == (len(OBJECTS), len(OBJECTS), 0)
+    fs = fsspec.filesystem("prefeed")
+    urls = {f"s3://b/d/{key}" for key in OBJECTS}
+    assert set(fs.find("s3://b/d")) == urls
+    walked = [(where, name) for where, _, names in fs.walk("s3://b/d") for name in names]
+    assert {f"{where}/{name}".rstrip("/") for where, name in walked} == urls
+    assert len(walked) == len(urls)
+    assert fs.ls("s3://b/d/alone") == []

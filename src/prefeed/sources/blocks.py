@@ -24,6 +24,7 @@ from prefeed.errors import (
     ThrottledError,
     TruncatedBodyError,
 )
+from prefeed.sources.listing import LeftOut
 from prefeed.sources.manifest import entry_key, version_hash
 from prefeed.sources.protocol import BrowsableSource, QuickSource
 from prefeed.sources.quick_fetches import QuickOrigin
@@ -131,6 +132,12 @@ class BlockSource:
         if block is None:
             return self._source.locate(path)
         return f"{self._source.locate(block.path)} (bytes {block.offset} to {block.offset + block.size_bytes - 1})"
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Entries of the last listing that are no objects."""
+        found: LeftOut = getattr(self._source, "left_out", LeftOut())
+        return found
 
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
         """Yield the entries of every object below the root; see ``Source.list_objects``."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.errors import EmptyListingError, StoreFormatError
+from prefeed.sources.blocks import parse_block
 from prefeed.sources.file_versions import FileTable
 from prefeed.sources.known_directories import copy_directories, note_directories, stamps_of
 from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, LeftOut, split_paths
@@ -83,6 +84,7 @@ def build_manifest(
     if isinstance(source, PosixSource):
         return _build_of_files(source, Path(directory), progress=progress, began_at=began_at)
     columns = Columns(source.url, mark=source.mark)
+    columns.left_out = getattr(source, "left_out", columns.left_out)
     listed_bytes = 0
     for batch in source.list_objects():
         columns.extend(batch)
@@ -207,6 +209,7 @@ class Columns:
     def __init__(self, url: str, *, mark: str = "") -> None:
         """Start an empty listing of ``url``; ``mark`` is the source's."""
         self.url = url
+        self.left_out = LeftOut()
         self._mark = mark
         self._blob = bytearray()
         self._offsets = array("Q", [0])
@@ -219,8 +222,11 @@ class Columns:
         return len(self._sizes)
 
     def extend(self, infos: Iterable[ObjectInfo]) -> None:
-        """Append objects."""
+        """Append objects; a path that is empty or has a zero byte, which stands for a block, is left out."""
         for info in infos:
+            if not info.path or ("\0" in info.path and parse_block(info.path) is None):
+                self.left_out.add(info.path, "has no name" if not info.path else "has a zero byte in its name")
+                continue
             self._blob += info.path.encode(*ENCODING)
             self._offsets.append(len(self._blob))
             self._sizes.append(info.size_bytes if info.size_bytes >= 0 else UNKNOWN_SIZE)
@@ -238,6 +244,7 @@ class Columns:
 
     def _taken(self, order: NDArray[np.int64], paths: list[bytes]) -> Columns:
         taken = Columns(self.url, mark=self._mark)
+        taken.left_out = self.left_out
         chosen = [paths[i] for i in order]
         taken._blob = bytearray(b"".join(chosen))
         taken._offsets = array(
@@ -267,6 +274,7 @@ class Columns:
             version_hashes=np.frombuffer(self._versions, np.uint64),
             keys=self._keys,
             is_part=is_part,
+            left_out=self.left_out,
         )
 
 

@@ -19,22 +19,26 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from prefeed.config import Config
-from prefeed.errors import SourceError, TruncatedBodyError
+from prefeed.errors import AccessDeniedError, ObjectNotFoundError, SourceError, TruncatedBodyError
 from prefeed.sources.answers import require_listed
 from prefeed.sources.fork_proxy import ForkedReader
+from prefeed.sources.listing import LeftOut
+from prefeed.sources.plain_s3 import PlainBucket, has_dots, is_odd
 from prefeed.sources.plain_web import encoding_of, fetch_plainly
 from prefeed.sources.quick_fetches import MISSING, ODD, QuickOrigin
 from prefeed.sources.store_access import (
     S3_TOKENS,
+    SPEAKERS_OF_S3,
     StoreAccess,
     is_signed_here,
     is_store_variable,
     mark_of,
     native_options,
     own_access,
+    signing_options,
 )
 from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
-from prefeed.sources.store_listing import info_of, level_of, list_http, list_store_in_parallel, modified_of, version_of
+from prefeed.sources.store_listing import StoreListing, info_of, level_of, list_http, modified_of, version_of
 from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
@@ -138,12 +142,15 @@ class ObjectStoreSource:
         self._authorization = authorization
         self._access = access
         self._is_http = url.startswith("http")
+        self._has_odd_root = url.startswith("s3://") and is_odd(url.partition("://")[2]) is not None
         self._root_path = urlsplit(url).path if self._is_http else ""
         self._sends_no_length = False
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
         self._mark: str | None = None
+        self._plain: PlainBucket | None = None
+        self.left_out: LeftOut = LeftOut()
         self._quick: QuickOrigin | None = None
         self._num_quick = 0
         self._num_odd = 0
@@ -174,7 +181,7 @@ class ObjectStoreSource:
         """
         if runtime_is_foreign():
             return self._forked().fetch(path)
-        if self._sends_no_length:
+        if self._sends_no_length or self._is_plain(path):
             return self._fetch_plainly(path)
         try:
             result = obstore.get(self._store or self._open_store(), path)
@@ -200,6 +207,8 @@ class ObjectStoreSource:
             return FetchedObject(data=b"", version="")  # HTTP has no empty ranges
         if runtime_is_foreign():
             return self._forked().fetch_range(path, offset, size_bytes)
+        if self._is_plain(path):
+            return self._fetch_plainly(path, part=(offset, offset + size_bytes))
         try:
             store = self._store or self._open_store()
             result = obstore.get(store, path, options={"range": (offset, offset + size_bytes)})
@@ -217,6 +226,8 @@ class ObjectStoreSource:
         """Return size and version of the object with one HEAD; see ``BrowsableSource.info``."""
         if runtime_is_foreign():
             return self._forked().info(path)
+        if self._is_plain(path):
+            return self._info_plainly(path)
         try:
             meta = obstore.head(self._store or self._open_store(), path)
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
@@ -231,19 +242,20 @@ class ObjectStoreSource:
         if self._is_http or runtime_is_foreign():
             return level_of(self.list_objects(), path)
         try:
-            found = obstore.list_with_delimiter(self._store or self._open_store(), path or None)
+            if not self._has_odd_root:
+                found = StoreListing(self._store or self._open_store(), self._plain_opener).level(path)
+                if "" not in found[1]:
+                    return found
+            return self._opened_plain().level(path)
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
             raise self._translated(err, self.locate(path)) from cause_of(err)
-        infos = [info_of(meta, meta["path"]) for meta in found["objects"]]
-        directories = [prefix.rstrip("/") for prefix in found["common_prefixes"]]
-        return [info for info in infos if info.size_bytes or info.path not in directories], directories
 
     def quick_origin(self) -> QuickOrigin | None:
         """Return the web server, or that of a bucket of S3 whose requests can be signed here; see ``QuickSource``.
 
         None behind a proxy, and where answers are too often odd.
         """
-        if self._sends_no_length or self._num_odd > _MOST_ODD + self._num_quick // _MOST_ODD:
+        if self._sends_no_length or self._has_odd_root or self._num_odd > _MOST_ODD + self._num_quick // _MOST_ODD:
             return None
         if self._quick is None and not self._is_never_quick:
             self._quick = self._as_quick_origin()
@@ -253,6 +265,8 @@ class ObjectStoreSource:
     def quick_target(self, path: str) -> bytes:
         """Return the path of the object in requests; see ``QuickSource``."""
         self._num_quick += 1
+        if not self._is_http and self._is_plain(path):
+            return self._opened_plain().url("GET", path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
         if self._is_http:
             return f"{self._root_path}/{path if _is_plain(path) else quote(path)}".encode()
         return self._signed(path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
@@ -275,16 +289,20 @@ class ObjectStoreSource:
             yield from self._forked().list_objects()
             return
         try:
+            if self._lists_plainly():
+                yield from self._opened_plain().pages()
+                return
             store = _open(
                 self.url, self._config, self._authorization, self._own_access(), listing=True, retries=_LIST_RETRIES
             )
             if self._is_http:
                 yield from list_http(
                     store, self.url, self._config.http_index, timeout=self._config.request_timeout,
-                    fetch_plainly=self._fetch_index,
+                    fetch_plainly=self._fetch_index, left_out=self.left_out,
                 )  # fmt: skip
+                self.left_out.warn(self.url)
             else:
-                yield from list_store_in_parallel(store)
+                yield from StoreListing(store, self._plain_opener).objects()
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
@@ -302,19 +320,88 @@ class ObjectStoreSource:
         if reader is not None:
             reader.close()
 
-    def _fetch_plainly(self, path: str) -> FetchedObject:
-        """Return the whole object as a web server sends it, with a length or without."""
+    def _fetch_plainly(self, path: str, *, part: tuple[int, int] | None = None) -> FetchedObject:
+        """Return an object, or a part of it, as a server sends it, with a length or without."""
+        if not self._is_http:
+            return self._get_plainly(self._opened_plain().url("GET", path), self.locate(path), part=part)[0]
+        fetched, has_length = self._get_plainly(self.locate(path), part=part)
+        self._sends_no_length = not has_length
+        return fetched
+
+    def _get_plainly(
+        self, url: str, where: str = "", *, part: tuple[int, int] | None = None
+    ) -> tuple[FetchedObject, bool]:
         access = self._own_access()
-        given: Any = native_options(self.url, access)
-        fetched, has_length = fetch_plainly(
-            self.locate(path),
+        given: Any = native_options(self.url, access) if self._is_http else {}
+        return fetch_plainly(
+            url,
             authorization=self._authorization or _basic(given),
             proxies=access.proxies,
             excluded=_excluded(access.proxies),
             timeout_seconds=self._config.request_timeout,
+            where=where,
+            part=part,
         )
-        self._sends_no_length = not has_length
-        return fetched
+
+    def _info_plainly(self, path: str) -> ObjectInfo:
+        if self._is_http:
+            fetched = self._fetch_plainly(path)
+            size = memoryview(fetched.data).nbytes
+            return ObjectInfo(
+                path=path, size_bytes=size, version=fetched.version, modified_seconds=fetched.modified_seconds
+            )
+        found = self._opened_plain().find(path)
+        if found is None:
+            raise ObjectNotFoundError(f"{self.locate(path)}: does not exist", url=self.locate(path))
+        return found
+
+    def _is_plain(self, path: str) -> bool:
+        """Return whether the native client refuses the name of an object, and a request that is made here does not."""
+        if is_odd(path) is None:
+            return self._has_odd_root
+        return self.url.startswith("s3://") or (self._is_http and has_dots(path) is None)
+
+    @property
+    def _plain_opener(self) -> Callable[[], PlainBucket] | None:
+        return self._opened_plain if self.url.startswith("s3://") else None
+
+    def _opened_plain(self) -> PlainBucket:
+        plain = self._try_plain(asks_instance=True)
+        if plain is None:
+            raise AccessDeniedError(
+                f"{self.url} has names that only requests signed here can reach, and the keys are not known here: "
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pip install 'prefeed[aws]'",
+                url=self.url,
+            )
+        return plain
+
+    def _try_plain(self, *, asks_instance: bool = False) -> PlainBucket | None:
+        """Return what lists and reads keys as they are; None if requests to the store cannot be signed here.
+
+        Args:
+            asks_instance: Keys that only the machine or the container has are asked for, which takes a moment.
+        """
+        if not self.url.startswith("s3://"):
+            return None
+        access = self._own_access()
+        with self._lock:
+            options = signing_options(access, asks_instance=asks_instance) if self._plain is None else None
+            if options is not None:
+                bucket, _, root = self.url.removeprefix("s3://").partition("/")
+                self._plain = PlainBucket(
+                    _url_of_bucket(f"s3://{bucket}", self._config, access),
+                    root,
+                    options,
+                    lambda url: bytes(self._get_plainly(url, self.url)[0].data),
+                )
+            return self._plain
+
+    def _lists_plainly(self) -> bool:
+        """Return whether the native client cannot list the root: it refuses its name, or drops slashes at the begin of keys."""
+        if self._has_odd_root or not self.url.startswith("s3://") or "/" in self.url.removeprefix("s3://"):
+            return self._has_odd_root
+        plain = self._try_plain()
+        return plain is not None and plain.has_leading_slashes()
 
     def _as_quick_origin(self) -> QuickOrigin | None:
         try:
@@ -438,6 +525,15 @@ def _new_client(
         return AzureStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy)
     whole_server = f"{parts.scheme}://{parts.netloc}"
     return HTTPStore(whole_server if listing else url, client_options=options, retry_config=policy)
+
+
+def _url_of_bucket(bucket: str, config: Config, access: StoreAccess) -> str:
+    """Return the URL of a bucket of S3, with a slash at its end, as the native client makes it."""
+    known = {"access_key_id": "-", "secret_access_key": "-"}  # so that nobody is asked for keys
+    options = {name: value for name, value in access.options.items() if name not in SPEAKERS_OF_S3}
+    store: Any = _open(bucket, config, None, StoreAccess(options={**options, **known}), listing=False)
+    url: str = obstore.sign(store, "GET", "-", _SIGNED_FOR)
+    return url.partition("?")[0].removesuffix("-")
 
 
 def _speaker(given: Mapping[str, str]) -> dict[str, Callable[[], S3Credential]]:

@@ -1,4 +1,4 @@
-"""Answers of web servers that have no ``Content-Length``, which obstore does not take: read by the standard library."""
+"""Requests by the standard library, for what obstore does not take: answers without ``Content-Length``, and URLs as they are."""
 
 from __future__ import annotations
 
@@ -22,36 +22,51 @@ from prefeed.types import FetchedObject
 _CHUNK_BYTES: Final = 1024**2
 _PORTS: Final = {"http": 80, "https": 443}
 _AUTHORIZATION: Final = "Authorization"
+_TOLD_BYTES: Final = 4096
 
 
 def fetch_plainly(
-    url: str, *, authorization: str | None, proxies: Mapping[str, str], excluded: str, timeout_seconds: float
+    url: str,
+    *,
+    authorization: str | None,
+    proxies: Mapping[str, str],
+    excluded: str,
+    timeout_seconds: float,
+    where: str = "",
+    part: tuple[int, int] | None = None,
 ) -> tuple[FetchedObject, bool]:
     """Return what a web server sends for a URL, with one GET, and whether it told its length; redirects are followed.
 
     Args:
-        url: Percent-encoded, without credentials.
+        url: Percent-encoded, without credentials; or signed.
         authorization: Sent as the header of that name, and to no other server.
         proxies: Variables such as ``https_proxy``, by name in small letters.
         excluded: Hosts to be reached without a proxy, with commas between.
         timeout_seconds: For the whole request.
+        where: URL for messages, without the signature; empty: the same.
+        part: First byte, and the byte behind the last, of the part to fetch; None: the whole object.
 
     Raises:
         SourceError: As ``Source.fetch`` raises them.
     """
-    request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", "User-Agent": "prefeed"})
+    headers = {"Accept-Encoding": "identity", "User-Agent": "prefeed"}
+    if part is not None:
+        headers["Range"] = f"bytes={part[0]}-{part[1] - 1}"
+    request = urllib.request.Request(url, headers=headers)
     if authorization is not None:
         request.add_unredirected_header(_AUTHORIZATION, authorization)
     opener = urllib.request.build_opener(_proxy_handler(url, proxies, excluded), _Redirects())
     deadline = time.monotonic() + timeout_seconds
+    url = where or url
     try:
         with opener.open(request, timeout=timeout_seconds) as response:
-            return _whole(response, url, deadline)
+            return _whole(response, url, deadline, part)
     except SourceError:
         raise
     except urllib.error.HTTPError as err:
+        told = err.read(_TOLD_BYTES).decode(errors="replace") if where else ""
         err.close()
-        answered = store_exceptions.GenericError(f"status code: {err.code}")
+        answered = store_exceptions.GenericError(f"status code: {err.code} {told}")
         raise translate(answered, url, timeout=timeout_seconds) from None
     except http.client.IncompleteRead as err:
         raise TruncatedBodyError(f"{url}: the connection broke off before the whole object had come", url=url) from err
@@ -65,9 +80,11 @@ def fetch_plainly(
         raise TransientSourceError(f"{url}: {reason}", url=url) from err
 
 
-def _whole(response: Any, url: str, deadline: float) -> tuple[FetchedObject, bool]:
+def _whole(response: Any, url: str, deadline: float, part: tuple[int, int] | None) -> tuple[FetchedObject, bool]:
     has_length = response.length is not None
-    if response.status != http.HTTPStatus.OK:
+    if part is not None and response.status == http.HTTPStatus.OK:
+        raise SourceError(f"{url}: the server does not send parts of files", url=url)
+    if response.status != (http.HTTPStatus.OK if part is None else http.HTTPStatus.PARTIAL_CONTENT):
         raise TransientSourceError(
             f"{url}: the server answers {response.status} where all of it was asked for", url=url
         )

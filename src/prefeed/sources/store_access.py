@@ -89,6 +89,8 @@ _SPEAKERS: Final[Mapping[str, frozenset[str]]] = {
 }  # fmt: skip
 """Options that say who speaks: they come from one place, never partly from another."""
 
+SPEAKERS_OF_S3: Final = _SPEAKERS["s3"]
+
 _PLACES: Final = frozenset({
     "endpoint", "aws_endpoint_url_s3", "region", "default_region", "base_url", "account_name", "use_emulator",
 })  # fmt: skip
@@ -99,6 +101,8 @@ _OF_SIGNED: Final = frozenset({
     "virtual_hosted_style_request", "prefeed_profile",
 })  # fmt: skip
 """Options of S3 that signed URLs follow."""
+
+_SIGNING: Final = ("access_key_id", "secret_access_key", "session_token", "region", "default_region")
 
 _TOKEN_FILES: Final = frozenset({"web_identity_token_file", "container_authorization_token_file"})
 
@@ -260,6 +264,24 @@ def is_signed_here(access: StoreAccess) -> bool:
     return {"access_key_id", "secret_access_key"} <= options <= _OF_SIGNED and not any(map(os.environ.get, S3_TOKENS))
 
 
+def signing_options(access: StoreAccess, *, asks_instance: bool = False) -> dict[str, str] | None:
+    """Return what requests to a bucket of S3 are signed with, empty for those without a signature; None if it is not known.
+
+    Args:
+        access: How the store is reached.
+        asks_instance: botocore, if it is installed, also asks the container and the machine.
+    """
+    options = dict(access.options)
+    if _is_true(options.get("skip_signature", "0")):
+        return {}
+    if not {"access_key_id", "secret_access_key"} <= options.keys() and asks_instance:
+        with contextlib.suppress(CredentialsError, ImportError):
+            options |= _of_botocore(asks_instance=True)
+    if not {"access_key_id", "secret_access_key"} <= options.keys():
+        return None
+    return {name: options[name] for name in _SIGNING if name in options}
+
+
 def mark_of(url: str, access: StoreAccess) -> str:
     """Return what tells this store from others that have a bucket of the same name; empty where the URL says it all.
 
@@ -380,14 +402,15 @@ def _of_profile() -> dict[str, str]:
         ) from err
 
 
-def _of_botocore(profile: str = "") -> dict[str, str]:
+def _of_botocore(profile: str = "", *, asks_instance: bool = False) -> dict[str, str]:
     """Return what botocore's chain finds; ``profile`` is the one that it will read, if it is known."""
     sessions: Any = importlib.import_module("botocore.session")
     providers: Any = importlib.import_module("botocore.configprovider")
     failures: Any = importlib.import_module("botocore.exceptions")
     try:
         session = sessions.Session()
-        session.get_component("credential_provider").remove("iam-role")  # the native client asks the instance itself
+        if not asks_instance:  # the native client does so itself
+            session.get_component("credential_provider").remove("iam-role")
         endpoint = providers.ConfiguredEndpointProvider(
             full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
         ).provide()

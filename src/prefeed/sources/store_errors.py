@@ -96,10 +96,18 @@ def translate(err: BaseException, where: str, *, timeout: float) -> BaseExceptio
     error, reason, status = _classify(err, text)
     if where.startswith("http"):
         reason = reason.replace(_CREDENTIALS_ADVICE, _WEB_ADVICE)
+    if isinstance(err, store_exceptions.InvalidPathError):
+        reason += f": {refused_name(err)}".replace("{", "{{").replace("}", "}}")
     answered = f" (HTTP {status})" if status else ""
     code = _ERROR_CODE.search(text)
     named = f" [{code[1]}]" if code else ""
     return error(f"{where}: {reason.format(timeout=timeout)}{answered}{named}", url=where, status=status)
+
+
+def refused_name(err: BaseException) -> str:
+    """Return what the client says of the name of an object that it refuses, escaped."""
+    said = str(err).partition("\n\n")[0].removeprefix("Encountered object with invalid path: ")
+    return said.encode("unicode_escape").decode("ascii")[:300]
 
 
 def _is_foreign(err: BaseException) -> bool:

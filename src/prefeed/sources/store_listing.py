@@ -27,6 +27,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from queue import Empty, Queue
@@ -34,10 +35,13 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
 import obstore
+from obstore.exceptions import BaseError, InvalidPathError
 
 from prefeed.errors import AccessDeniedError, CannotListError, SourceError
 from prefeed.sources.answers import version_without_etag
-from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
+from prefeed.sources.listing import LeftOut
+from prefeed.sources.plain_s3 import PlainBucket, has_dots, is_odd
+from prefeed.sources.store_errors import NO_LENGTH, cause_of, refused_name, translate
 from prefeed.types import ObjectInfo
 
 if TYPE_CHECKING:
@@ -45,6 +49,9 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LIST_BATCH: Final = 1000
+_MOST_LOOKED_UP: Final = 4
+"""Empty objects of one directory, in one page, that are looked up one by one; for more the directory is listed once."""
+
 _INDEX_CHUNK_BYTES: Final = 4 * 1024**2
 
 
@@ -62,22 +69,94 @@ def modified_of(meta: ObjectMeta) -> int:
 
 
 def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo]]:
-    """Yield what the store lists, in batches; obstore's own errors pass through.
+    """Yield what the store lists, in batches; obstore's own errors pass through."""
+    for batch in obstore.list(store, prefix or None, chunk_size=_LIST_BATCH):
+        yield [info_of(meta, meta["path"]) for meta in batch]
 
-    A zero-byte object whose name is a directory of the next one (``train/`` before ``train/a.jpg``), as
-    consoles make them, is left out.
+
+def level_of_store(store: ObjectStore, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+    """Return the objects right below a prefix, and the prefixes there; obstore's own errors pass through."""
+    found = obstore.list_with_delimiter(store, prefix or None)
+    # The marker of the prefix itself is listed by the name of the prefix.
+    infos = [info_of(meta, meta["path"]) for meta in found["objects"] if meta["path"] != prefix]
+    return infos, list(found["common_prefixes"])
+
+
+class StoreListing:
+    """Lists a store without the markers of directories: ``train/``, zero bytes, which the native client lists as ``train``.
+
+    If the native client refuses a key, the requests from there on are made by a ``PlainBucket``.
+    **Threads**: any.
     """
-    return _without_directories(obstore.list(store, prefix or None, chunk_size=_LIST_BATCH))
 
+    def __init__(self, store: ObjectStore, open_plain: Callable[[], PlainBucket] | None) -> None:
+        """List a store; ``open_plain`` is None if it is not S3."""
+        self._store = store
+        self._open_plain = open_plain
+        self._empty: dict[str, set[str]] = {}
 
-def list_store_in_parallel(store: ObjectStore) -> Iterator[list[ObjectInfo]]:
-    """Yield what the store lists, in any order, many prefixes at a time where that is quicker; see ``list_store``."""
+    def objects(self) -> Iterator[list[ObjectInfo]]:
+        """Yield all objects, in any order, many prefixes at a time where that is quicker."""
+        return walk_prefixes(self.pages, self.level)
 
-    def list_level(prefix: str) -> tuple[list[ObjectInfo], list[str]]:
-        found = obstore.list_with_delimiter(store, prefix or None)
-        return [info_of(meta, meta["path"]) for meta in found["objects"]], list(found["common_prefixes"])
+    def pages(self, prefix: str) -> Iterator[list[ObjectInfo]]:
+        """Yield the objects below a prefix, page after page; an object may come twice if the store does not list in order."""
+        if prefix and is_odd(prefix) and self._open_plain is not None:
+            yield from self._open_plain().pages(prefix)
+            return
+        last: str | None = ""
+        try:
+            for page in list_store(self._store, prefix):
+                yield self._without_markers(page, prefix)
+                last = page[-1].path if last is not None and page[0].path > last else None
+        except InvalidPathError as err:
+            yield from self._plain_after(err).pages(prefix, after=last or "")
 
-    return walk_prefixes(lambda prefix: list_store(store, prefix), list_level)
+    def level(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return the objects right below a prefix, and the prefixes there."""
+        if prefix and is_odd(prefix) and self._open_plain is not None:
+            return self._open_plain().level(prefix)
+        try:
+            return level_of_store(self._store, prefix)
+        except InvalidPathError as err:
+            return self._plain_after(err).level(prefix)
+
+    def _plain_after(self, err: InvalidPathError) -> PlainBucket:
+        """Return what lists a key that the native client refuses, as its error says."""
+        if self._open_plain is None:
+            raise err
+        try:
+            return self._open_plain()
+        except AccessDeniedError as denied:
+            raise AccessDeniedError(f"{denied.message} ({refused_name(err)})", **denied.details) from err
+
+    def _without_markers(self, page: list[ObjectInfo], prefix: str) -> list[ObjectInfo]:
+        """Return the objects of a page. Each empty one is looked up: only the store tells ``a`` and ``a/`` apart."""
+        below: dict[str, list[str]] = {}
+        for info in page:
+            if not info.size_bytes:
+                below.setdefault(info.path.rpartition("/")[0], []).append(info.path)
+        if not below:
+            return page
+        kept: set[str] = set()
+        for parent, paths in below.items():
+            kept.update(self._objects_among(parent, [path for path in paths if path not in ("", prefix)]))
+        return [info for info in page if info.size_bytes or info.path in kept]
+
+    def _objects_among(self, parent: str, paths: list[str]) -> Iterable[str]:
+        """Return which of these paths are empty objects, by one request each, or by a listing of the directory."""
+        if parent not in self._empty and len(paths) <= _MOST_LOOKED_UP:
+            with suppress(BaseError):  # HEAD may be refused
+                return [path for path in paths if self._is_empty_object(path)]
+        if parent not in self._empty:
+            self._empty[parent] = {info.path for info in self.level(parent)[0] if not info.size_bytes}
+        return self._empty[parent].intersection(paths)
+
+    def _is_empty_object(self, path: str) -> bool:
+        try:
+            return not obstore.head(self._store, path)["size"]
+        except FileNotFoundError:
+            return False
 
 
 def info_of(meta: ObjectMeta, path: str) -> ObjectInfo:
@@ -100,25 +179,14 @@ def level_of(batches: Iterable[Sequence[ObjectInfo]], path: str) -> tuple[list[O
     return objects, sorted(directories)
 
 
-def _without_directories(batches: Iterable[Sequence[ObjectMeta]]) -> Iterator[list[ObjectInfo]]:
-    held: ObjectInfo | None = None  # A zero-byte object, kept back until the next path shows whether it is a directory.
-    for batch in batches:
-        objects: list[ObjectInfo] = []
-        for meta in batch:
-            info = info_of(meta, meta["path"])
-            if held is not None and not info.path.startswith(held.path + "/"):
-                objects.append(held)
-            held = info if info.size_bytes == 0 else None
-            if held is None:
-                objects.append(info)
-        if objects:
-            yield objects
-    if held is not None:
-        yield [held]
-
-
 def list_http(
-    store: ObjectStore, url: str, index: str, *, timeout: float, fetch_plainly: Callable[[str], bytes]
+    store: ObjectStore,
+    url: str,
+    index: str,
+    *,
+    timeout: float,
+    fetch_plainly: Callable[[str], bytes],
+    left_out: LeftOut,
 ) -> Iterator[list[ObjectInfo]]:
     """Yield what the index file lists, or else what the server answers to WebDAV's PROPFIND.
 
@@ -128,6 +196,7 @@ def list_http(
         index: Name of the index file in it.
         timeout: Seconds one request may take, for messages.
         fetch_plainly: Returns the whole file of that name in the root, sent without a length.
+        left_out: Counts lines of the index that are no objects.
 
     Raises:
         CannotListError: Neither is there; the message says how to make an index.
@@ -135,7 +204,7 @@ def list_http(
     root = unquote(urlsplit(url).path).strip("/")
     found = _open_index(store, f"{root}/{index}" if root else index, lambda: fetch_plainly(index))
     if found is not None:
-        yield from parse_index(found, name=f"{url}/{index}")
+        yield from parse_index(found, name=f"{url}/{index}", left_out=left_out)
         return
     try:
         for batch in list_store(store, root):
@@ -169,28 +238,36 @@ def _open_index(store: ObjectStore, index: str, fetch_plainly: Callable[[], byte
 _SPACED = re.compile(r"(.*[^ ]) +([0-9]+)")
 
 
-def parse_index(chunks: Iterable[bytes], *, name: str) -> Iterator[list[ObjectInfo]]:
+def parse_index(chunks: Iterable[bytes], *, name: str, left_out: LeftOut) -> Iterator[list[ObjectInfo]]:
     """Yield the objects of an index file given in pieces cut anywhere; see the module.
 
     Args:
         chunks: The file's bytes.
         name: URL of the index, for messages.
-
-    Raises:
-        CannotListError: A line that is no path and size; the message holds its number.
+        left_out: Counts lines that are no path and size, and paths that URLs cannot have.
     """
     rest = b""
     number = 0
     for chunk in chunks:
         lines = (rest + bytes(chunk)).split(b"\n")
         rest = lines.pop()
-        yield from _parse_lines(lines, number, name)
+        yield from _parse_lines(lines, number, name, left_out)
         number += len(lines)
-    yield from _parse_lines([rest], number, name)
+    yield from _parse_lines([rest], number, name, left_out)
 
 
-def _parse_lines(lines: list[bytes], number: int, name: str) -> Iterator[list[ObjectInfo]]:
-    objects = [info for at, line in enumerate(lines, number + 1) if (info := parse_line(line, at, name)) is not None]
+def _parse_lines(lines: list[bytes], number: int, name: str, left_out: LeftOut) -> Iterator[list[ObjectInfo]]:
+    objects = []
+    for at, line in enumerate(lines, number + 1):
+        try:
+            info = parse_line(line, at, name)
+        except CannotListError as err:
+            left_out.add(line.decode("utf-8", "surrogateescape"), err.message)
+            continue
+        if info is not None and has_dots(info.path):
+            left_out.add(info.path, "a URL cannot have '.' or '..' between slashes")
+        elif info is not None:
+            objects.append(info)
     if objects:
         yield objects
 
@@ -311,8 +388,7 @@ class _Walk:
         first = [page for _, page in zip(range(_LOOK_AHEAD_PAGES), pages, strict=False)]
         if len(first) == _LOOK_AHEAD_PAGES and _is_worth_it(first, prefix):
             objects, prefixes = self._list_level(prefix)
-            directories = set(prefixes)
-            self._give([info for info in objects if info.size_bytes or info.path not in directories])
+            self._give(objects)
             for below in prefixes:
                 self._submit(below)
             return

@@ -15,6 +15,7 @@ from prefeed.errors import ConfigError, UnknownSchemeError
 from prefeed.sources.blocks import BlockSource
 from prefeed.sources.listing import Listing
 from prefeed.sources.packed import PackedSource
+from prefeed.sources.plain_s3 import is_odd
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import StoreAccess
@@ -31,6 +32,7 @@ BLOCKS: Final = "blocks+"
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_NO_ODD_NAMES: Final = ("gs", "az")
 _HTTP_SAFE: Final = "/%:@!$&'()*+,;=~-._"
 
 
@@ -104,7 +106,7 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
 
     Raises:
         ConfigError: Another object would be read: the URL of a web server has a query, a fragment or a ``/`` in the name, or that of a
-            store has an empty part.
+            store other than S3 has an empty part.
         UnknownSchemeError: No source reads this scheme.
     """
     text = os.fspath(url_or_path)
@@ -122,16 +124,20 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
     directory, _, name = path.rpartition("/")
     if not slash or not path or not place:
         raise ConfigError(f"{without_credentials(text)} names no object; write {scheme}://name/path")
-    parts = [directory.rpartition("/")[2], *path.split("/")[:1]] if scheme in _DEFAULT_PORTS else path.split("/")
-    if "/" in path and "" in parts:
+    if scheme in _NO_ODD_NAMES and "" in path.split("/"):
         raise ConfigError(f"{without_credentials(text)} has // in its path: no object of such a name can be read")
     if scheme in _DEFAULT_PORTS and "/" in unquote(name):
         raise ConfigError(f"{without_credentials(text)} has %2F in its name: no object of such a name can be read")
-    if re.search(r"[?#]", directory):  # which the URL of a root cannot have
+    is_web = scheme in _DEFAULT_PORTS
+    if is_web and "/" in path:
+        has_odd_root = "" in (directory.rpartition("/")[2], path.partition("/")[0])
+    else:
+        has_odd_root = re.search(r"[?#]", directory) is not None or (not is_web and is_odd(path) is not None)
+    if has_odd_root:  # no root can have such a name
         directory, name = "", path
     root = f"{scheme}://{place}/{directory}".rstrip("/")
     canonical_url(root)
-    return root, unquote(name, errors="surrogateescape") if scheme in _DEFAULT_PORTS else name
+    return root, unquote(name, errors="surrogateescape") if is_web else name
 
 
 def without_credentials(url: str) -> str:
@@ -294,7 +300,8 @@ def _network_url(scheme: str, text: str) -> str:
         raise ConfigError(f"{without_credentials(text)} names no bucket or host; write {scheme}://name/path")
     if scheme not in _DEFAULT_PORTS:
         bucket = parts.netloc.rpartition("@")[2]
-        return f"{scheme}://{bucket}{parts.path.rstrip('/')}"
+        path = re.split(r"[?#]", text[text.index("://") + 3 :], maxsplit=1)[0].partition("/")[2]  # urlsplit drops tabs
+        return f"{scheme}://{bucket}/{path}".rstrip("/")
     host = f"[{named}]" if ":" in named else named
     port = "" if port_number in (None, _DEFAULT_PORTS[scheme]) else f":{port_number}"
     return f"{scheme}://{host}{port}{quote(parts.path.rstrip('/'), safe=_HTTP_SAFE)}"

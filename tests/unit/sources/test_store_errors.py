@@ -16,7 +16,6 @@ from prefeed.errors import (
     TransientSourceError,
     TruncatedBodyError,
 )
-from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import open_source
 from prefeed.testing.source_contract import list_all
@@ -117,8 +116,8 @@ def test_an_answer_of_a_store_without_a_length_is_refused(
     assert "Content-Length" in str(fetch_error("s3://bucket"))
 
 
-@pytest.mark.parametrize("path", ["a//b", "../a", "line\nbreak"])
-def test_names_that_no_store_takes(server: servers.FileServer, path: str) -> None:
+@pytest.mark.parametrize("path", ["../a", "a/./b", "a/.."])
+def test_names_that_no_web_server_has(server: servers.FileServer, path: str) -> None:
     with pytest.raises(ObjectNotFoundError, match="cannot be the name"):
         open_source(server.url, Config()).fetch(path)
 
@@ -211,23 +210,3 @@ def test_a_bucket_that_does_not_exist(server: servers.FileServer, monkeypatch: p
     server.answers["/bucket"] = servers.status(404, b"<Error><Code>NoSuchBucket</Code></Error>")
     with pytest.raises(ObjectNotFoundError, match="NoSuchBucket"):
         list_all(open_source("s3://bucket/p", Config()))
-
-
-def test_directory_markers_are_left_out(server: servers.FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": server.url}.items():
-        monkeypatch.setenv(name, value)
-    keys = {"p/empty": 0, "p/train/": 0, "p/train/a.bin": 5, "p/zero": 0}
-    contents = "".join(
-        f"<Contents><Key>{key}</Key><Size>{size}</Size><ETag>e</ETag>"
-        f"<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
-        for key, size in keys.items()
-    )
-    body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
-    server.answers["/bucket"] = servers.status(200, body.encode())
-    source = open_source("s3://bucket/p", Config())
-    assert isinstance(source, ObjectStoreSource)
-    assert {path: info.size_bytes for path, info in list_all(source).items()} == {
-        "empty": 0,
-        "train/a.bin": 5,
-        "zero": 0,
-    }

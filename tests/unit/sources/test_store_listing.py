@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefeed.errors import CannotListError
+from prefeed.sources.listing import LeftOut
 from prefeed.sources.store_listing import parse_index, parse_line
 from prefeed.types import ObjectInfo
 
@@ -35,9 +35,14 @@ def test_lines(line: bytes, expected: tuple[str, int] | None) -> None:
     assert (None if info is None else (info.path, info.size_bytes)) == expected
 
 
-def test_a_bad_size_is_named_with_its_line() -> None:
-    with pytest.raises(CannotListError, match=r"line 3 of http://h/index.txt: '12x'"):
-        list(parse_index([b"a\t1\n\nb\t12x\n"], name="http://h/index.txt"))
+def test_lines_that_are_no_objects_are_left_out_and_named() -> None:
+    left_out = LeftOut()
+    lines = [b"a\t1\n\nb\t12x\n../c\t1\nd/./e\t1\n", b"f//g\t1"]
+    found = [info.path for batch in parse_index(lines, name="http://h/index.txt", left_out=left_out) for info in batch]
+    assert found == ["a", "f//g"]
+    assert left_out.count == 3
+    assert "line 3 of http://h/index.txt: '12x'" in left_out.described()
+    assert "'../c'" in left_out.described()
 
 
 @given(
@@ -49,5 +54,5 @@ def test_it_does_not_matter_where_the_pieces_are_cut(sizes: list[int], cuts: lis
     text = "\n".join(f"dir/{i}ü.bin\t{size}" for i, size in enumerate(sizes)).encode() + (b"\n" if newline else b"")
     places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     pieces = [text[start:end] for start, end in pairwise(places)]
-    infos = [info for batch in parse_index(pieces, name="i") for info in batch]
+    infos = [info for batch in parse_index(pieces, name="i", left_out=LeftOut()) for info in batch]
     assert infos == [ObjectInfo(path=f"dir/{i}ü.bin", size_bytes=n, version="") for i, n in enumerate(sizes)]

@@ -1,0 +1,171 @@
+"""S3 requests that are signed here, for keys that the native client refuses: ``a//b``, ``a/./b``, ``a/../b``, control characters.
+
+The native client takes a key for a path: it refuses such keys, fails the page of a listing that has one, and drops slashes at the
+begin and end of keys. Here a key is any text, and is sent as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote_plus
+from xml.etree import ElementTree as ET
+
+from prefeed.errors import SourceError
+from prefeed.types import ObjectInfo
+
+is_odd: Final = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]").search
+"""Of a key that is no path: it has an empty part, ``.`` or ``..``, or a control character."""
+
+has_dots: Final = re.compile(r"(?:^|/)\.\.?(?:/|$)").search
+"""Of a path that leads elsewhere in a URL or a file system."""
+
+_SAFE: Final = "-_.~"
+_SECONDS: Final = 3600
+
+Fetch = Callable[[str], bytes]
+"""Returns the body of a signed URL."""
+
+
+def signed_url(method: str, url: str, options: Mapping[str, str], now: datetime | None = None) -> str:
+    """Return the URL with a signature (SigV4) that is valid for an hour; unchanged without keys.
+
+    Args:
+        method: Of the request.
+        url: Percent-encoded, with the query of the request.
+        options: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``, as in ``StoreAccess.options``.
+        now: Time of the signature; None: by the clock.
+    """
+    if "access_key_id" not in options:
+        return url
+    now = now or datetime.now(UTC)
+    time = now.strftime("%Y%m%dT%H%M%SZ")
+    region = options.get("region") or options.get("default_region") or "us-east-1"
+    scope = f"{time[:8]}/{region}/s3/aws4_request"
+    place, _, query = url.partition("?")
+    host, slash, path = place.partition("://")[2].partition("/")
+    pairs = {
+        **dict(parse_qsl(query, keep_blank_values=True)),
+        "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
+        "X-Amz-Credential": f"{options['access_key_id']}/{scope}",
+        "X-Amz-Date": time,
+        "X-Amz-Expires": str(_SECONDS),
+        "X-Amz-SignedHeaders": "host",
+    }
+    if token := options.get("session_token"):
+        pairs["X-Amz-Security-Token"] = token
+    query = "&".join(sorted(f"{quote(name, safe=_SAFE)}={quote(value, safe=_SAFE)}" for name, value in pairs.items()))
+    request = "\n".join([method, slash + path, query, f"host:{host}\n", "host", "UNSIGNED-PAYLOAD"])
+    text = "\n".join(["AWS4-HMAC-SHA256", time, scope, hashlib.sha256(request.encode()).hexdigest()])
+    key = f"AWS4{options['secret_access_key']}".encode()
+    for part in (*scope.split("/"), text):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return f"{place}?{query}&X-Amz-Signature={key.hex()}"
+
+
+class PlainBucket:
+    """The keys below a prefix of a bucket, listed as they are.
+
+    **Threads**: any.
+    """
+
+    def __init__(self, bucket_url: str, root: str, options: Mapping[str, str], fetch: Fetch) -> None:
+        """List below a root.
+
+        Args:
+            bucket_url: URL of the bucket, with a slash at its end.
+            root: Prefix without a slash at its end; empty: the bucket.
+            options: See ``signed_url``.
+            fetch: Sends the requests of listings.
+        """
+        self._bucket_url = bucket_url
+        self._root = f"{root}/" if root else ""
+        self._options = options
+        self._fetch = fetch
+
+    def url(self, method: str, path: str) -> str:
+        """Return the signed URL of an object."""
+        return signed_url(method, self._bucket_url + quote(self._root + path), self._options)
+
+    def pages(self, prefix: str = "", *, after: str = "") -> Iterator[list[ObjectInfo]]:
+        """Yield the objects below a directory, from behind a path on, without markers of directories."""
+        for objects, _ in self._pages(prefix, after=after):
+            if objects:
+                yield objects
+
+    def level(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return the objects right below a directory, and the directories there."""
+        objects: list[ObjectInfo] = []
+        directories: list[str] = []
+        for found, below in self._pages(prefix, delimiter="/"):
+            objects += found
+            directories += below
+        return objects, directories
+
+    def find(self, path: str) -> ObjectInfo | None:
+        """Return what the store lists of one object; None if there is none."""
+        objects, _ = self._parsed(self._page({"prefix": self._root + path, "max-keys": "1"}))
+        return objects[0] if objects and objects[0].path == path else None
+
+    def has_leading_slashes(self) -> bool:
+        """Return whether keys begin with a slash, which the native client lists as if they did not."""
+        return self._page({"prefix": f"{self._root}/", "max-keys": "1"}).find("{*}Contents") is not None
+
+    def _pages(
+        self, prefix: str, *, after: str = "", delimiter: str = ""
+    ) -> Iterator[tuple[list[ObjectInfo], list[str]]]:
+        query = {"prefix": f"{self._root}{prefix}/" if prefix else self._root}
+        if after:
+            query["start-after"] = self._root + after
+        if delimiter:
+            query["delimiter"] = delimiter
+        while True:
+            page = self._page(query)
+            yield self._parsed(page)
+            token = page.findtext("{*}NextContinuationToken")
+            if not token:
+                return
+            query["continuation-token"] = token
+
+    def _parsed(self, page: ET.Element) -> tuple[list[ObjectInfo], list[str]]:
+        decode = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
+        objects: list[ObjectInfo] = []
+        directories: list[str] = []
+        for element in page:
+            kind, fields = _name_of(element), {_name_of(child): child.text or "" for child in element}
+            if kind == "Contents":
+                key, size = decode(fields["Key"]).removeprefix(self._root), int(fields["Size"])
+                if size or not key.endswith("/"):
+                    objects.append(_info(key, size, fields))
+            elif kind == "CommonPrefixes":
+                directories.append(decode(fields["Prefix"]).removeprefix(self._root)[:-1])
+        return objects, directories
+
+    def _page(self, query: Mapping[str, str]) -> ET.Element:
+        asked = {"list-type": "2", "encoding-type": "url", **query}
+        text = "&".join(f"{name}={quote(value, safe=_SAFE)}" for name, value in asked.items())
+        is_host = self._bucket_url.count("/") == 3  # the bucket is in its name
+        url = self._bucket_url if is_host else self._bucket_url.rstrip("/")
+        body = self._fetch(signed_url("GET", f"{url}?{text}", self._options))
+        try:
+            return ET.fromstring(body)
+        except ET.ParseError as err:
+            raise SourceError(f"{self._bucket_url} does not answer a listing in XML: {err}") from err
+
+
+def _name_of(element: ET.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _info(path: str, size: int, fields: Mapping[str, str]) -> ObjectInfo:
+    modified = int(datetime.fromisoformat(fields["LastModified"]).timestamp()) if "LastModified" in fields else 0
+    return ObjectInfo(
+        path=path,
+        size_bytes=size,
+        version=fields.get("ETag") or (f"{modified}-{size}" if modified else ""),
+        modified_seconds=modified,
+    )
