@@ -19,6 +19,7 @@ from e2e.parity import stop_server
 from mounting import dead_fuse, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
 from prefeed.copying.staging import StageRequest, stage
+from prefeed.errors import BadTargetNameError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.jobs.places import located
@@ -212,3 +213,40 @@ def test_markers_are_not_warmed_listed_or_walked(bucket: servers.BucketServer) -
     assert {f"{where}/{name}".rstrip("/") for where, name in walked} == urls
     assert len(walked) == len(urls)
     assert fs.ls("s3://b/d/alone") == []
+
+
+def test_the_file_system_returns_every_key(bucket: servers.BucketServer, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("prefeed")
+    urls = {f"s3://b/{key}": len(data) for key, data in bucket.objects.items()}
+    assert set(fs.find("s3://b")) == urls.keys()
+    assert fs.du("s3://b") == sum(urls.values())
+    walked = [f"{where}/{name}" for where, _, names in fs.walk("s3://b") for name in names]
+    assert sorted(walked) == sorted(urls)
+    assert {name.removeprefix("prefeed://") for name in fs.glob("s3://b/**") if fs.isfile(name)} >= {
+        name for name in urls if not name.endswith("/")
+    }
+    level = fs.ls("s3://b/d")
+    names = [one["name"] for one in level]
+    assert len(names) == len(set(names)), "each name once"
+    assert {"s3://b/d/b", "s3://b/d/tab\tin", "s3://b/d/plain.txt", "s3://b/d/.."} <= set(names)
+    assert fs.ls("s3://b/d/b", detail=False) == ["s3://b/d/b/", "s3://b/d/b//c.txt"]
+    assert "s3://b/d/plain.txt" in fs.ls("s3://b/d/plain.txt", detail=False), (
+        "the object is listed with what is below it"
+    )
+    assert fs.ls("s3://b/d/..", detail=False) == ["s3://b/d/../..", "s3://b/d/../y"]
+    for name in urls:
+        if not name.endswith("/"):
+            assert fs.cat_file(name) == bucket.objects[name.removeprefix("s3://b/")]
+            assert fs.info(name)["size"] == urls[name]
+
+
+@pytest.mark.parametrize("key", ["d/../../../escaped", "d/./x", "d//x"])
+def test_a_copy_by_fsspec_stays_below_its_directory(key: str, bucket: servers.BucketServer, tmp_path: Path) -> None:
+    bucket.objects = {key: b"odd", "d/x": b"plain"}
+    fs = fsspec.filesystem("prefeed")
+    (tmp_path / "a/b").mkdir(parents=True)
+    with pytest.raises((BadTargetNameError, ValueError), match="cannot be copied|outside the destination"):
+        fs.get("s3://b/d", str(tmp_path / "a/b/c"), recursive=True)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and file != tmp_path / "a/b/c/x"]
+    fs.get_file(f"s3://b/{key}", str(tmp_path / "named"))
+    assert (tmp_path / "named").read_bytes() == b"odd"

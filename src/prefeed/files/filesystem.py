@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -23,10 +23,20 @@ from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import Blocks, blocks_of
 from prefeed.client.node import access_now
 from prefeed.config import SAMPLE_SET, Config, settings_of
-from prefeed.errors import ConfigError, EmptyListingError, ObjectNotFoundError, PassedThroughError, PrefeedError
+from prefeed.errors import (
+    AccessDeniedError,
+    BadTargetNameError,
+    ConfigError,
+    EmptyListingError,
+    ObjectNotFoundError,
+    PassedThroughError,
+    PrefeedError,
+)
 from prefeed.files.opening import open as open_object
 from prefeed.loaders import hugging_face
 from prefeed.sampleset.names import resolve
+from prefeed.sources.listing import LeftOut
+from prefeed.sources.plain_s3 import is_odd
 from prefeed.sources.urls import canonical_url, is_of_store, split_object
 from prefeed.types import ObjectInfo
 
@@ -35,6 +45,7 @@ _CHAIN: Final = f"{_PROTOCOL}::"
 _SCHEME: Final = f"{_PROTOCOL}://"
 _OWN: Final = ("file", "local")
 _WEB: Final = ("http://", "https://")
+_STORES: Final = ("s3://", "gs://", "az://")
 _AZURE: Final = "az"
 _AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": _AZURE, "abfss": _AZURE, "adl": _AZURE}
 
@@ -190,6 +201,24 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Raise ConfigError: nothing is removed."""
         self.rmdir(path)
 
+    def get_file(
+        self, rpath: str, lpath: Any = None, callback: Any = None, outfile: Any = None, **options: Any
+    ) -> None:
+        """Copy an object to a file; see fsspec.
+
+        Raises:
+            BadTargetNameError: The name of the object would lead out of the directory that gets the copy, or to another object's file.
+        """
+        odd = is_odd(rpath.partition("://")[2])
+        if odd is not None and outfile is None and isinstance(lpath, str | os.PathLike):
+            if os.fspath(lpath).endswith(odd[0] + odd.string[odd.end() :]):
+                raise BadTargetNameError(
+                    f"{rpath!r} cannot be copied to {os.fspath(lpath)!r}: name the file of the copy itself"
+                )
+        super().get_file(
+            rpath, lpath, **({} if callback is None else {"callback": callback}), outfile=outfile, **options
+        )
+
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """Return the bytes of an object from ``start`` to before ``end``; negative numbers count from its end."""
         with self._open(path, readahead=False) as file:
@@ -250,15 +279,70 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """
         full = self._full(path)
         infos, directories = self._level(full)
-        name_of = self._names_below(full)
-        found = [_described(info, name_of(_last(info.path))) for info in infos]
-        found += [_directory(name_of(_last(directory))) for directory in directories]
+        found = {one["name"]: one for one in (*infos.values(), *directories.values())}
         if not found:
-            found = [self.info(path)]
-            if found[0]["type"] == "directory":
-                found = []
-        found.sort(key=lambda one: str(one["name"]))
-        return found if detail else [one["name"] for one in found]
+            itself = self.info(path)
+            found = {} if itself["type"] == "directory" else {itself["name"]: itself}
+        elif full.startswith(_STORES):
+            with suppress(FileNotFoundError):  # an object may have the name of a directory
+                found[full] = self._info_of_object(full)
+        ordered = [found[name] for name in sorted(found)]
+        return ordered if detail else [one["name"] for one in ordered]
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: Any = None,
+        *,
+        detail: bool = False,
+        **_: Any,
+    ) -> Iterator[Any]:
+        """Yield each directory below a path with the directories and the files in it; see fsspec.
+
+        An object that has the name of a directory is in both. The name of a file begins with a slash if its key has two. Directories
+        on a file system that may not be read are left out with a warning, as in every listing.
+
+        Raises:
+            OSError: Another directory cannot be listed, unless ``on_error`` is ``omit`` or a function that takes the error.
+        """
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError(f"maxdepth must be at least 1, not {maxdepth}")
+        yield from self._walk(
+            self._full(path), maxdepth, topdown=topdown, on_error=on_error, detail=detail, is_top=True
+        )
+
+    def _walk(
+        self, full: str, maxdepth: int | None, *, topdown: bool, on_error: Any, detail: bool, is_top: bool = False
+    ) -> Iterator[Any]:
+        try:
+            files, below = self._level(full)
+            if is_top and not files and not below:
+                itself = self.info(full)
+                files = {"": itself} if itself["type"] == "file" else {}
+        except OSError as err:
+            if on_error is None and isinstance(err, AccessDeniedError) and not is_of_store(self._resolved(full)[0]):
+                left_out = LeftOut()
+                left_out.add(full, str(err))
+                left_out.warn(os.path.dirname(full))
+            elif on_error in (None, "raise"):
+                raise
+            elif callable(on_error):
+                on_error(err)
+            return
+        directories: Any = below if detail else list(below)
+        found = full, directories, files if detail else list(files)
+        if topdown:
+            yield found
+        if maxdepth is None or maxdepth > 1:
+            rest = None if maxdepth is None else maxdepth - 1
+            for name in list(directories):
+                yield from self._walk(
+                    f"{full.rstrip('/')}/{name}", rest, topdown=topdown, on_error=on_error, detail=detail
+                )
+        if not topdown:
+            yield found
 
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
@@ -272,6 +356,9 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             name_of = self._names_below(full)
             infos = [info for batch in blocks.source(url).list_whole() for info in batch]
             found = {name: _described(info, name) for info in infos for name in (name_of(info.path),)}
+            if found and full.startswith(_STORES):
+                with suppress(FileNotFoundError):
+                    found[full] = self._info_of_object(full)
         except (ObjectNotFoundError, EmptyListingError, NotADirectoryError):
             found = {}
         if not found and self.exists(path):
@@ -279,6 +366,14 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             found = {one["name"]: one} if one["type"] == "file" else {}
         ordered = dict(sorted(found.items()))
         return ordered if detail else list(ordered)
+
+    def du(
+        self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **options: Any
+    ) -> Any:
+        """Return the size of all objects below a directory in bytes, or with ``total=False`` that of each by name."""
+        found = self.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **options)
+        sizes = {name: one["size"] or 0 for name, one in found.items()}
+        return sum(sizes.values()) if total else sizes
 
     def glob(self, path: str, maxdepth: int | None = None, detail: bool = False, **options: Any) -> Any:
         """Return what matches a pattern, as URLs that fsspec opens: Hugging Face's datasets takes them for that; see fsspec."""
@@ -330,12 +425,30 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         root, name = split_object(url)
         return root, name, blocks
 
-    def _level(self, full: str) -> tuple[list[ObjectInfo], list[str]]:
+    def _level(self, full: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+        """Return the files and the directories right below a directory, by their names in it."""
+        infos, directories = self._listed_level(full)
+        name_of = self._names_below(full)
+        skip = len(full.rstrip("/")) + 1
+        files = (_described(info, name_of(info.path)) for info in infos if info.path or info.size_bytes)
+        below = (_directory(name_of(directory)) for directory in directories)
+        return {one["name"][skip:]: one for one in files}, {one["name"][skip:]: one for one in below}
+
+    def _listed_level(self, full: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return what is right below a directory; the marker of the directory itself is listed without a name."""
         url, blocks = self._resolved(full)
         try:
             return blocks.ask(lambda: blocks.source(url).list_level(""))
         except (ObjectNotFoundError, EmptyListingError):
             return [], []
+
+    def _info_of_object(self, full: str) -> dict[str, Any]:
+        """Return what ``info`` returns of an object; raise FileNotFoundError for a directory and for nothing."""
+        try:
+            root, name, blocks = self._place(full)
+            return _described(blocks.info(root, name), full)
+        except (ObjectNotFoundError, IsADirectoryError, PassedThroughError, ConfigError) as err:
+            raise FileNotFoundError(str(err)) from err
 
     def _names_below(self, full: str) -> Callable[[str], str]:
         """Return what returns the name of a path below: by it ``open`` finds the object, which takes percents of web servers."""
@@ -343,8 +456,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return lambda path: f"{base}/{quote(path, errors='surrogateescape') if is_web else path}"
 
     def _has_below(self, full: str) -> bool:
-        infos, directories = self._level(full)
-        if infos or directories:
+        if any(self._listed_level(full)):
             return True
         url, _ = self._resolved(full)
         return not is_of_store(url) and os.path.isdir(url)
@@ -382,7 +494,3 @@ def _described(info: ObjectInfo, name: str) -> dict[str, Any]:
 
 def _directory(name: str) -> dict[str, Any]:
     return {"name": name.rstrip("/"), "size": 0, "type": "directory"}
-
-
-def _last(path: str) -> str:
-    return path.rpartition("/")[2]

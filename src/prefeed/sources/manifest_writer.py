@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.errors import EmptyListingError, StoreFormatError
-from prefeed.sources.blocks import parse_block
 from prefeed.sources.file_versions import FileTable
 from prefeed.sources.known_directories import copy_directories, note_directories, stamps_of
 from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, LeftOut, split_paths
@@ -222,10 +221,10 @@ class Columns:
         return len(self._sizes)
 
     def extend(self, infos: Iterable[ObjectInfo]) -> None:
-        """Append objects; a path that is empty or has a zero byte, which stands for a block, is left out."""
+        """Append objects; one without a path, whose key is that of the root and a slash, is left out."""
         for info in infos:
-            if not info.path or ("\0" in info.path and parse_block(info.path) is None):
-                self.left_out.add(info.path, "has no name" if not info.path else "has a zero byte in its name")
+            if not info.path:
+                self.left_out.add("/", "has the name of the root")
                 continue
             self._blob += info.path.encode(*ENCODING)
             self._offsets.append(len(self._blob))

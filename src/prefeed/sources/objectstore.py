@@ -243,7 +243,7 @@ class ObjectStoreSource:
             return level_of(self.list_objects(), path)
         try:
             if not self._has_odd_root:
-                found = StoreListing(self._store or self._open_store(), self._plain_opener).level(path)
+                found = StoreListing(self._store or self._open_store(), self._plain_opener).level_with_marker(path)
                 if "" not in found[1]:
                     return found
             return self._opened_plain().level(path)

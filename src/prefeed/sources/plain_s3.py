@@ -93,17 +93,23 @@ class PlainBucket:
 
     def pages(self, prefix: str = "", *, after: str = "") -> Iterator[list[ObjectInfo]]:
         """Yield the objects below a directory, from behind a path on, without markers of directories."""
-        for objects, _ in self._pages(prefix, after=after):
+        for objects, _ in self._pages(f"{prefix}/" if prefix else "", after=after):
             if objects:
                 yield objects
 
     def level(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
-        """Return the objects right below a directory, and the directories there."""
+        """Return the objects right below a directory, and the directories there.
+
+        What lies below a directory without a name, as in ``a//b``, is right below the one above: no path leads to such a directory.
+        """
         objects: list[ObjectInfo] = []
         directories: list[str] = []
-        for found, below in self._pages(prefix, delimiter="/"):
+        start = f"{prefix}/" if prefix else ""
+        for found, below in self._pages(start, delimiter="/"):
             objects += found
-            directories += below
+            directories += (directory for directory in below if directory != start)
+            if start in below:
+                objects += (info for page, _ in self._pages(f"{start}/") for info in page)
         return objects, directories
 
     def find(self, path: str) -> ObjectInfo | None:
@@ -116,9 +122,9 @@ class PlainBucket:
         return self._page({"prefix": f"{self._root}/", "max-keys": "1"}).find("{*}Contents") is not None
 
     def _pages(
-        self, prefix: str, *, after: str = "", delimiter: str = ""
+        self, start: str, *, after: str = "", delimiter: str = ""
     ) -> Iterator[tuple[list[ObjectInfo], list[str]]]:
-        query = {"prefix": f"{self._root}{prefix}/" if prefix else self._root}
+        query = {"prefix": self._root + start}
         if after:
             query["start-after"] = self._root + after
         if delimiter:

@@ -9,6 +9,7 @@ from obstore import exceptions as store_exceptions
 
 from prefeed.errors import (
     AccessDeniedError,
+    CannotListError,
     ObjectNotFoundError,
     SourceError,
     ThrottledError,
@@ -29,7 +30,11 @@ _BY_TYPE: Final[tuple[tuple[type[BaseException], type[SourceError], str], ...]] 
     (FileNotFoundError, ObjectNotFoundError, "does not exist"),
     (store_exceptions.PermissionDeniedError, AccessDeniedError, f"access denied; {_CREDENTIALS_ADVICE}"),
     (store_exceptions.UnauthenticatedError, AccessDeniedError, f"no valid credentials; {_CREDENTIALS_ADVICE}"),
-    (store_exceptions.InvalidPathError, ObjectNotFoundError, "cannot be the name of an object"),
+    (
+        store_exceptions.InvalidPathError,
+        CannotListError,
+        "cannot be listed, because the client refuses the name of an object",
+    ),
     (
         store_exceptions.NotModifiedError,
         TransientSourceError,

@@ -75,11 +75,12 @@ def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo
 
 
 def level_of_store(store: ObjectStore, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
-    """Return the objects right below a prefix, and the prefixes there; obstore's own errors pass through."""
+    """Return the objects right below a prefix, and the prefixes there; obstore's own errors pass through.
+
+    The marker of the prefix itself is listed by the name of the prefix.
+    """
     found = obstore.list_with_delimiter(store, prefix or None)
-    # The marker of the prefix itself is listed by the name of the prefix.
-    infos = [info_of(meta, meta["path"]) for meta in found["objects"] if meta["path"] != prefix]
-    return infos, list(found["common_prefixes"])
+    return [info_of(meta, meta["path"]) for meta in found["objects"]], list(found["common_prefixes"])
 
 
 class StoreListing:
@@ -107,13 +108,18 @@ class StoreListing:
         last: str | None = ""
         try:
             for page in list_store(self._store, prefix):
-                yield self._without_markers(page, prefix)
+                yield [_with_slash(info, prefix) for info in self._without_markers(page, prefix)]
                 last = page[-1].path if last is not None and page[0].path > last else None
         except InvalidPathError as err:
             yield from self._plain_after(err).pages(prefix, after=last or "")
 
     def level(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
         """Return the objects right below a prefix, and the prefixes there."""
+        objects, prefixes = self.level_with_marker(prefix)
+        return [_with_slash(info, prefix) for info in objects if info.path != prefix or info.size_bytes], prefixes
+
+    def level_with_marker(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Return the same, and the marker of the prefix itself, if it has one, by the name of the prefix."""
         if prefix and is_odd(prefix) and self._open_plain is not None:
             return self._open_plain().level(prefix)
         try:
@@ -159,6 +165,11 @@ class StoreListing:
             return False
 
 
+def _with_slash(info: ObjectInfo, prefix: str) -> ObjectInfo:
+    """Return what a listing below a prefix has by the name of the prefix itself, which is a marker with bytes, by its key."""
+    return replace(info, path=f"{prefix}/") if prefix and info.path == prefix else info
+
+
 def info_of(meta: ObjectMeta, path: str) -> ObjectInfo:
     """Return what the store says of the object at a path."""
     return ObjectInfo(path=path, size_bytes=meta["size"], version=version_of(meta), modified_seconds=modified_of(meta))
@@ -172,7 +183,7 @@ def level_of(batches: Iterable[Sequence[ObjectInfo]], path: str) -> tuple[list[O
     for info in chain.from_iterable(batches):
         if info.path.startswith(start):
             name, slash, _ = info.path[len(start) :].partition("/")
-            if slash:
+            if slash and name:
                 directories.add(start + name)
             else:
                 objects.append(info)
