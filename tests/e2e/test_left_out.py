@@ -16,13 +16,15 @@ import prefeed
 import servers
 from e2e.images import make_image_folder
 from e2e.parity import stop_server
-from mounting import dead_fuse, needs_root, obey_modes, with_own_mounts
+from mounting import dead_fuse, mounted, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
 from prefeed.copying.staging import StageRequest, stage
 from prefeed.errors import BadTargetNameError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
+from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.places import located
+from prefeed.jobs.sync import sync
 from prefeed.jobs.warming import WarmupOptions, warm_up
 from sandbox import Sandbox
 
@@ -245,8 +247,64 @@ def test_a_copy_by_fsspec_stays_below_its_directory(key: str, bucket: servers.Bu
     bucket.objects = {key: b"odd", "d/x": b"plain"}
     fs = fsspec.filesystem("prefeed")
     (tmp_path / "a/b").mkdir(parents=True)
-    with pytest.raises((BadTargetNameError, ValueError), match="cannot be copied|outside the destination"):
+    with pytest.raises((BadTargetNameError, ValueError), match=r"cannot be copied|outside the destination"):
         fs.get("s3://b/d", str(tmp_path / "a/b/c"), recursive=True)
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and file != tmp_path / "a/b/c/x"]
     fs.get_file(f"s3://b/{key}", str(tmp_path / "named"))
     assert (tmp_path / "named").read_bytes() == b"odd"
+
+
+FILES = {
+    "d/tab\tin",
+    "d/line\nbreak",
+    "d/del\x7f",
+    "Icon\r",
+    "d/one\x01",
+    "d/sub\tdir/x y+z",
+    "d/plain.txt/below",
+    "d/empty",
+    "e.txt",
+}
+"""Of ``ODD_KEYS``, those that can be files beside one another."""
+
+
+def test_a_copy_leaves_out_what_cannot_be_a_file(bucket: servers.BucketServer, tmp_path: Path) -> None:
+    target = tmp_path / "a/b/copy"
+    bucket.objects |= {"../../up": b"up", "..": b"up", "d/plain.txt-": b"", "d/marker/": b""}
+    warnings = Warnings()
+    for _ in range(2):
+        result = sync("s3://b", str(target), SyncOptions(delete_dst=True), current())
+        assert (result.num_failed, result.is_complete, result.num_deleted_dst) == (0, True, 0)
+    files = {str(file.relative_to(target)): file.read_bytes() for file in target.rglob("*") if file.is_file()}
+    assert files == {name: bucket.objects[name] for name in {*FILES, "d/plain.txt-"}}
+    assert [file for file in tmp_path.rglob("*") if file.is_file() and target not in file.parents] == []
+    [text] = warnings.about("left out")
+    assert f"({len(ODD_KEYS) - len(FILES) + 1})" in text
+    assert "'../../up' (has '..'" in text
+    assert "more" in text
+    sync("s3://b", str(target), SyncOptions(delete_src=False, dry=True), current())
+
+
+def test_a_file_in_the_way_of_a_directory_says_what_to_do(bucket: servers.BucketServer, tmp_path: Path) -> None:
+    bucket.objects = {"out": b"1", "out/x": b"2", "z": b"3"}
+    (tmp_path / "out").write_bytes(b"of an earlier copy")
+    result = sync("s3://b", str(tmp_path), SyncOptions(), current())
+    assert (result.num_failed, (tmp_path / "z").read_bytes()) == (1, b"3")
+    assert "remove or rename it" in result.failures[0].message
+
+
+@needs_root
+def test_a_mount_leaves_out_what_cannot_be_a_file(bucket: servers.BucketServer, tmp_path: Path) -> None:
+    with_own_mounts(_mount_odd_keys, tmp_path, {**bucket.objects, "..": b"up"}, dict(os.environ))
+
+
+def _mount_odd_keys(root: Path, objects: dict[str, bytes], environment: dict[str, str]) -> None:
+    warnings = Warnings()
+    with mounted("s3://b", root / "mount") as mounting:
+        point = Path(mounting.point)
+        files = {str(file.relative_to(point)): file.read_bytes() for file in point.rglob("*") if file.is_file()}
+    assert files == {name: objects[name] for name in FILES}
+    [text] = warnings.about("left out")
+    assert f"({len(ODD_KEYS) - len(FILES)})" in text
+    assert "cannot be files" in text
+    stop_server()

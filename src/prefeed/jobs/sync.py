@@ -28,6 +28,7 @@ from prefeed.errors import CopyError, EmptyListingError, JobError, JobSpecError,
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
 from prefeed.jobs.places import Place, located
 from prefeed.prefetching import BackgroundGenerator
+from prefeed.sources.listing import LeftOut
 from prefeed.sources.mounts import is_within
 from prefeed.sources.protocol import RangeSource
 from prefeed.transfer.directory import DirectoryPlace
@@ -158,7 +159,7 @@ class _Sync:
         self._started = time.monotonic()
         self._num_listed = self._num_skipped = self._num_to_copy = self._bytes_to_copy = 0
         self._num_failed = 0
-        self._empty: set[str] = set()
+        self._left_out = LeftOut()
         self._folded: dict[str, str] | None = None
         self._stopped = threading.Event()
         self._unlisted: CopyFailure | None = None
@@ -189,7 +190,7 @@ class _Sync:
     def _tasks(self, extra: Spool, done: Spool) -> Iterator[_Task]:
         """Yield what is to be copied; put by what is at the target alone, and what may go from the source."""
         theirs = self._place.list_target(self._rules)
-        for our, their in side_by_side(self._ours(), theirs):
+        for our, their in self._possible(side_by_side(self._ours(), theirs)):
             if our is None:
                 if their is not None and self._options.delete_dst:
                     extra.add(their)
@@ -200,13 +201,39 @@ class _Sync:
             if task is None:
                 self._num_skipped += 1
                 continue
-            if our.etag and not our.size_bytes:
-                self._empty.add(our.path)
             if self._options.delete_src:
                 done.add(our)
             self._num_to_copy += 1
             self._bytes_to_copy += max(0, our.size_bytes)
             yield task
+
+    def _possible(
+        self, pairs: Iterable[tuple[Entry | None, Entry | None]]
+    ) -> Iterator[tuple[Entry | None, Entry | None]]:
+        """Yield the pairs without objects of the source that cannot be at the target, which are counted.
+
+        An object may have the name of a directory of others. That shows when the first of those is listed, so an object is held back
+        while names that begin with its name follow.
+        """
+        has_directories = isinstance(self._place, DirectoryPlace) and not isinstance(self._origin, DirectoryPlace)
+        held: list[tuple[Entry, Entry | None]] = []
+        for our, their in pairs:
+            if our is None:
+                yield our, their
+                continue
+            reason = self._place.why_impossible(our.path)
+            if reason is not None:
+                self._left_out.add(our.path, reason)
+                continue
+            while held and not our.path.startswith(held[-1][0].path):
+                yield held.pop()
+            if held and our.path.startswith(held[-1][0].path + "/"):
+                self._left_out.add(held.pop()[0].path, "is also the directory of other objects")
+            held.append((our, their))
+            if not has_directories:
+                yield held.pop()
+        yield from held
+        self._left_out.warn(self._origin.url, what=f"copied to {self._place.url}")
 
     def _ours(self) -> Iterator[Entry]:
         """Yield what the source lists; a listing that breaks off in the middle ends there, and that is put by.
@@ -272,16 +299,10 @@ class _Sync:
         self._num_skipped += sink.num_same
         return replace(
             summary,
-            failures=tuple(
-                failure for failure in summary.failures if not self._is_marker(failure) and not self._has_gone(failure)
-            ),
+            failures=tuple(failure for failure in summary.failures if not self._has_gone(failure)),
             num_copied=summary.num_copied - sink.num_same,
             bytes_copied=summary.bytes_copied - sink.bytes_same,
         )
-
-    def _is_marker(self, failure: CopyFailure) -> bool:
-        """Return whether it is about no object: ``a/``, which consoles make for a directory, is listed as ``a``."""
-        return failure.path in self._empty and failure.code == ObjectNotFoundError.code
 
     def _has_gone(self, failure: CopyFailure) -> bool:
         """Return whether it is about a file that was removed after it was listed, which is no failure of a copy."""

@@ -22,6 +22,7 @@ from prefeed.datasets.origin import Origin
 from prefeed.errors import MountError
 from prefeed.fuse.device import missing, mounted_at, unmount
 from prefeed.mount.request import KIND, MountRequest, read_bytes_for
+from prefeed.mount.tree import not_shown
 from prefeed.system.locks import flock_within
 from prefeed.wire.endpoint import make_runtime_dir
 
@@ -74,6 +75,7 @@ def start_mount(
     targets = {name: _target(name, target) for name, target in (links or {}).items()}
     origin = Origin(url, config, listing_age=listing_age)
     manifest = origin.settle()
+    not_shown(manifest).warn(origin.url, what="files")
     settings = origin.node_config or config
     request = MountRequest(
         url=origin.url, manifest=str(manifest.directory), point=where, links=targets, others=others,

@@ -6,6 +6,7 @@ per node, and a process that takes over knows every node that the kernel remembe
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from prefeed.sources.listing import ENCODING
+from prefeed.sources.listing import ENCODING, LeftOut
 from prefeed.sources.manifest import Manifest
 
 ROOT: Final = 1
@@ -26,6 +27,8 @@ _DEPTH_BIT: Final = 40
 _BELOW_DEPTH: Final = (1 << _DEPTH_BIT) - 1
 _NAME_BYTES: Final = 255
 _SLASH: Final = ord("/")
+_ODD: Final = re.compile(rb"//|/\.\.?/|\0")
+_EDGES: Final = np.frombuffer(b"/.", np.uint8)
 _FIRST_LOOK: Final = 16
 _KEPT: Final = 256
 
@@ -237,6 +240,41 @@ class Tree:
         following = np.append(slashes, len(blob))[np.searchsorted(slashes, begins)]
         within = np.flatnonzero(following < offsets[1:] - offsets[0])
         return run.start + int(within[0]) if len(within) else run.stop
+
+
+def not_shown(manifest: Manifest) -> LeftOut:
+    """Return the objects of a store or web server that ``Tree`` does not show, by their names.
+
+    Complexity: a few passes over the bytes of all paths; only paths that may be such are looked at one by one.
+    """
+    left_out = LeftOut()
+    if manifest.url.startswith("/"):
+        return left_out
+    for index in sorted(_suspects(manifest)):
+        path = manifest.path_bytes(index)
+        if not all(map(_is_possible, path.split(b"/"))):
+            left_out.add(path.decode(*ENCODING), "no file can have such a name")
+        elif manifest.paths_below(path.decode(*ENCODING)):
+            left_out.add(path.decode(*ENCODING), "is also the directory of other objects")
+    return left_out
+
+
+def _suspects(manifest: Manifest) -> set[int]:
+    """Return the ids of objects of whose paths a part may be impossible, and of those that others begin with."""
+    blob = np.frombuffer(manifest.path_blob, np.uint8)
+    begins, ends = manifest.offsets[:-1].astype(np.int64), manifest.offsets[1:].astype(np.int64)
+    found = {int(np.searchsorted(ends, match.start(), "right")) for match in _ODD.finditer(manifest.path_blob)}
+    edges = np.isin(blob[begins], _EDGES) | np.isin(blob[ends - 1], _EDGES) | (ends - begins > _NAME_BYTES)
+    found.update(np.flatnonzero(edges).tolist())
+    # An object that is a directory too is followed by a path that begins with its own.
+    lengths = ends - begins
+    longer = np.flatnonzero(lengths[1:] > lengths[:-1])
+    follows = blob[begins[longer + 1] + lengths[longer]] <= _SLASH
+    same_end = blob[begins[longer + 1] + lengths[longer] - 1] == blob[ends[longer] - 1]
+    candidates = longer[follows & same_end].tolist()
+    return found.union(
+        index for index in candidates if manifest.path_bytes(index + 1).startswith(manifest.path_bytes(index))
+    )
 
 
 def _is_possible(name: bytes) -> bool:

@@ -288,6 +288,13 @@ class ObjectStoreSource:
         if runtime_is_foreign():
             yield from self._forked().list_objects()
             return
+        yield from self._listed(lambda listing: listing.objects())
+
+    def list_in_order(self) -> Iterator[list[ObjectInfo]]:
+        """Yield every object of a store in the order in which the store lists; see ``list_objects``."""
+        yield from self._listed(lambda listing: listing.pages(""))
+
+    def _listed(self, of_store: Callable[[StoreListing], Iterator[list[ObjectInfo]]]) -> Iterator[list[ObjectInfo]]:
         try:
             if self._lists_plainly():
                 yield from self._opened_plain().pages()
@@ -296,13 +303,14 @@ class ObjectStoreSource:
                 self.url, self._config, self._authorization, self._own_access(), listing=True, retries=_LIST_RETRIES
             )
             if self._is_http:
+                self.left_out = LeftOut()
                 yield from list_http(
                     store, self.url, self._config.http_index, timeout=self._config.request_timeout,
                     fetch_plainly=self._fetch_index, left_out=self.left_out,
                 )  # fmt: skip
                 self.left_out.warn(self.url)
             else:
-                yield from StoreListing(store, self._plain_opener).objects()
+                yield from of_store(StoreListing(store, self._plain_opener))
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides

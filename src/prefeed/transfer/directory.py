@@ -18,7 +18,7 @@ from prefeed.system.locks import is_named, locked_at_once
 from prefeed.system.machine import process_mark
 from prefeed.system.removing import Boundary, emptied
 from prefeed.transfer.engine import Body
-from prefeed.transfer.entries import Entry, is_copy, parents_of, stamp_of
+from prefeed.transfer.entries import Entry, is_copy, parents_of, stamp_of, why_unsafe
 from prefeed.transfer.mounted import MetMounts, lies_in
 from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
 from prefeed.transfer.patterns import WORK_NAME, Rules
@@ -184,6 +184,10 @@ class DirectoryPlace:
     def source(self) -> RangeSource:
         """See ``Root.source``."""
         return PosixSource(self.url)
+
+    def why_impossible(self, path: str) -> str | None:
+        """See ``Target.why_impossible``."""
+        return why_unsafe(path)
 
     def is_same(self, source: Entry, found: Entry) -> bool:
         """See ``Target.is_same``."""

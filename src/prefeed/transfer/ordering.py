@@ -20,29 +20,18 @@ _LENGTH_BYTES: Final = 4
 
 
 def checked_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
-    """Yield what a store lists, each path once, without the empty objects that consoles make for directories.
+    """Yield what a store lists, each path once.
 
     Raises:
         JobError: It does not list in key order, so that nothing can be compared.
     """
     last = b""
-    held: Entry | None = None
     for one in entries:
-        if held is not None and not one.path.startswith(held.path + "/"):
-            yield held
-        held = None
         key = key_of(one.path)
         if key <= last:
-            if one.size_bytes == 0:
-                continue  # ``a/``, whose slash is not known, sorts behind ``a-b``
             raise JobError(f"{where} does not list its objects in the order of their names, which sync needs")
         last = key
-        if one.size_bytes == 0:
-            held = one
-        else:
-            yield one
-    if held is not None:
-        yield held
+        yield one
 
 
 def sorted_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int = _IN_MEMORY) -> Iterator[Entry]:

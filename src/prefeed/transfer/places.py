@@ -59,6 +59,10 @@ class Target(Root, Protocol):
         """As ``list_in_order``, for what is to be written over: nothing is followed, and it may not be there yet."""
         ...
 
+    def why_impossible(self, path: str) -> str | None:
+        """Return why nothing of this path can be there; None when it can."""
+        ...
+
     def is_same(self, source: Entry, found: Entry) -> bool:
         """Return whether what was found here is a copy of what the source lists."""
         ...

@@ -247,7 +247,9 @@ def _step(descriptor: int, part: str, *, make: bool, path: str) -> int:
 
 def _kind(descriptor: int, part: str) -> str:
     is_link = _is_link(descriptor, part)
-    return f"{part!r}, which is a link and is not followed" if is_link else f"{part!r}, which is no directory"
+    if is_link:
+        return f"{part!r}, which is a link and is not followed"
+    return f"{part!r}, which is no directory: remove or rename it there, or --exclude what the source has below it"
 
 
 def _is_link(descriptor: int, name: str) -> bool:

@@ -16,11 +16,12 @@ from prefeed.config import Config
 from prefeed.errors import JobError, ObjectNotFoundError, TruncatedBodyError
 from prefeed.prefetching import BackgroundGenerator
 from prefeed.sources.objectstore import ObjectStoreSource
+from prefeed.sources.plain_s3 import is_odd
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.store_listing import modified_of, version_of
 from prefeed.transfer.engine import Body
-from prefeed.transfer.entries import Entry, is_same_in_store, md5_of
+from prefeed.transfer.entries import Entry, is_same_in_store, md5_of, why_unsafe
 from prefeed.transfer.ordering import checked_order, sorted_on_disk
 from prefeed.transfer.patterns import Rules
 from prefeed.transfer.rooted_dir import safe_parts
@@ -36,6 +37,8 @@ _BATCH: Final = 1000
 _HEAD_THREADS: Final = 16
 _PART_BYTES: Final = 16 * 1024**2
 _NANOSECONDS: Final = 10**9
+
+_NOT_BY_US: Final = "no request that names it can be made here; remove it with the tools of the store"
 
 T = TypeVar("T")
 
@@ -81,7 +84,8 @@ class StorePlace:
 
     def list_in_order(self, rules: Rules) -> Iterator[Entry]:
         """See ``Root.list_in_order``."""
-        for one in checked_order(self._list(), self.url):
+        infos = (info for batch in self._source.list_in_order() for info in batch)
+        for one in checked_order(map(Entry.of, infos), self.url):
             if rules.is_past_end(one.path):
                 return
             if rules.takes(one.path):
@@ -102,6 +106,10 @@ class StorePlace:
         """See ``Root.source``."""
         return self._source
 
+    def why_impossible(self, path: str) -> str | None:
+        """See ``Target.why_impossible``."""
+        return why_unsafe(path) or ("has a control character in it" if is_odd(path) else None)
+
     def is_same(self, source: Entry, found: Entry) -> bool:
         """See ``Target.is_same``."""
         return is_same_in_store(source, found)
@@ -115,6 +123,9 @@ class StorePlace:
         rest = iter(entries)
         with ThreadPoolExecutor(_HEAD_THREADS, thread_name_prefix="prefeed-head") as pool:
             while batch := list(islice(rest, _BATCH)):
+                odd = {one.path for one in batch if is_odd(one.path)}
+                yield from ((one, _NOT_BY_US) for one in batch if one.path in odd)
+                batch = [one for one in batch if one.path not in odd]
                 found = list(pool.map(self.head, (one.path for one in batch)))
                 gone = [one.path for one, now in zip(batch, found, strict=True) if now is not None and now == one]
                 self.remove(gone)

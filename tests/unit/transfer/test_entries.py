@@ -56,12 +56,6 @@ def test_what_was_put_by_comes_back(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_markers_of_directories_are_no_objects() -> None:
-    listed = [Entry("a-b", 1, 0), Entry("a", 0, 0), Entry("a/x", 1, 0), Entry("c", 0, 0), Entry("c/y", 1, 0)]
-
-    assert [one.path for one in checked_order(listed, "s3://b")] == ["a-b", "a/x", "c/y"]
-
-
 def test_a_listing_out_of_order_is_an_error() -> None:
     with pytest.raises(JobError, match="order of their names"):
         list(checked_order([Entry("b", 1, 0), Entry("a", 1, 0)], "s3://b"))

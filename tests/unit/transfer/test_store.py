@@ -16,7 +16,7 @@ from prefeed.errors import TruncatedBodyError
 from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.rmr import remove
 from prefeed.jobs.sync import sync
-from prefeed.transfer import store as store_module
+from prefeed.sources import store_listing
 from prefeed.transfer.entries import Entry
 from prefeed.transfer.patterns import WORK_NAME
 from prefeed.transfer.store import StorePlace, StoreSink
@@ -98,7 +98,7 @@ def test_a_listing_that_fails_at_its_second_page_deletes_nothing(
         return real(self)
 
     monkeypatch.setattr(S3Response, "list_objects_v2", refuse_the_second)
-    monkeypatch.setattr(store_module, "_BATCH", 20)  # the client gives as many as these at a time, or the error
+    monkeypatch.setattr(store_listing, "_LIST_BATCH", 20)  # the client gives as many as these at a time, or the error
     result = run(f"{bucket.url}/set", target, delete_dst=True, delete_src=True, threads=4)
 
     assert (result.num_listed, result.num_failed) == (20, 1)
