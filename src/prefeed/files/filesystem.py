@@ -435,7 +435,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return {one["name"][skip:]: one for one in files}, {one["name"][skip:]: one for one in below}
 
     def _listed_level(self, full: str) -> tuple[list[ObjectInfo], list[str]]:
-        """Return what is right below a directory; the marker of the directory itself is listed without a name."""
+        """Return the objects and directories right below a directory. Its own marker has an empty path."""
         url, blocks = self._resolved(full)
         try:
             return blocks.ask(lambda: blocks.source(url).list_level(""))

@@ -11,6 +11,7 @@ Start with ``urls.open_source``, which turns a URL into a ``Source``, and ``libr
 ``quick_fetches``      objects and parts of them over HTTP, many at a time: the client of fetch processes
 ``quick_heads``        heads of the answers that it takes
 ``plain_web``          HTTP answers without a length
+``plain_s3``           listings and signatures for keys of S3 that obstore refuses
 ``packed``             a pack as an origin
 ``pack_index``         the index of a pack
 ``blocks``             large objects as runs of blocks

@@ -61,7 +61,7 @@ class FileNames:
         offsets: Where each begins, and the end, shape (num_files + 1,).
         directories: What was read.
         is_whole: False when something was left out that may become a file without a change of its directory.
-        left_out: What could not be read.
+        left_out: Directories and files that could not be read.
     """
 
     blob: bytes
@@ -84,8 +84,8 @@ def list_names(
 ) -> FileNames:
     """Return the names of all files below a directory; links are followed, but not back to their own parents.
 
-    Sockets, devices, links that lead nowhere, and what vanishes meanwhile are left out. So are directories that cannot be read,
-    which are also counted.
+    Sockets, devices, broken links, and files that vanish during the listing are left out. Directories that cannot be read are left
+    out and counted.
 
     Args:
         root: Directory, an absolute path.
@@ -200,7 +200,7 @@ class _Walk:
             self._is_whole = False
 
     def _leave_out(self, err: OSError, relative: bytes) -> None:
-        """Count what cannot be read; raise the error if it is the root, or if it is about the storage as a whole."""
+        """Count a directory or file that cannot be read. Raise errors of the root, and those of the whole storage."""
         if not relative or not leave_out(err, os.fsdecode(relative), self._left_out):
             raise_translated(err, os.fsdecode(self._prefix + relative), listing=True)
         self._is_whole = False
@@ -313,7 +313,7 @@ _PERMANENT: Final = frozenset(
 
 
 def leave_out(err: OSError, path: str, left_out: LeftOut) -> bool:
-    """Count a directory or file that cannot be read; return False if the error is not about that one alone."""
+    """Count a directory or file that cannot be read; return False if the error may concern the whole storage."""
     if err.errno not in _UNREADABLE:
         return False
     reason = f"may not be read by user {os.geteuid()}" if isinstance(err, PermissionError) else err.strerror

@@ -75,8 +75,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         is_settled: Sizes, versions and keys are known, as far as the origin tells them.
         sums: xxh3-64 of each column that is there, in their order.
         is_part: Only some objects of the root are listed: it takes the place of no other listing.
-        num_left_out: Entries of the root that cannot be samples.
-        left_out: The first of them; see ``LeftOut``.
+        num_left_out: Number of entries of the root that cannot be samples.
+        left_out: Names and reasons of the first ones; see ``LeftOut``.
     """
 
     url: str

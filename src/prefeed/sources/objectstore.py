@@ -9,6 +9,7 @@ import threading
 import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
@@ -364,7 +365,7 @@ class ObjectStoreSource:
         return found
 
     def _is_plain(self, path: str) -> bool:
-        """Return whether the native client refuses the name of an object, and a request that is made here does not."""
+        """Return True for an object whose name the native client refuses and that ``plain_s3`` or ``plain_web`` can read."""
         if is_odd(path) is None:
             return self._has_odd_root
         return self.url.startswith("s3://") or (self._is_http and has_dots(path) is None)
@@ -384,10 +385,10 @@ class ObjectStoreSource:
         return plain
 
     def _try_plain(self, *, asks_instance: bool = False) -> PlainBucket | None:
-        """Return what lists and reads keys as they are; None if requests to the store cannot be signed here.
+        """Return the client for keys that are no paths; None if requests to the store cannot be signed here.
 
         Args:
-            asks_instance: Keys that only the machine or the container has are asked for, which takes a moment.
+            asks_instance: Whether botocore may request keys from the machine or the container, which takes a moment.
         """
         if not self.url.startswith("s3://"):
             return None
@@ -409,7 +410,9 @@ class ObjectStoreSource:
         if self._has_odd_root or not self.url.startswith("s3://") or "/" in self.url.removeprefix("s3://"):
             return self._has_odd_root
         plain = self._try_plain()
-        return plain is not None and plain.has_leading_slashes()
+        with suppress(SourceError):  # the listing itself says what is wrong
+            return plain is not None and plain.has_leading_slashes()
+        return False
 
     def _as_quick_origin(self) -> QuickOrigin | None:
         try:

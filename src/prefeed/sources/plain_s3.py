@@ -19,23 +19,23 @@ from prefeed.errors import SourceError
 from prefeed.types import ObjectInfo
 
 is_odd: Final = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]").search
-"""Of a key that is no path: it has an empty part, ``.`` or ``..``, or a control character."""
+"""Matches a key that is no path: it has an empty part, ``.`` or ``..``, or a control character."""
 
 has_dots: Final = re.compile(r"(?:^|/)\.\.?(?:/|$)").search
-"""Of a path that leads elsewhere in a URL or a file system."""
+"""Matches a path that has another meaning in a URL or a file system, because a part of it is ``.`` or ``..``."""
 
 _SAFE: Final = "-_.~"
 _SECONDS: Final = 3600
 
 Fetch = Callable[[str], bytes]
-"""Returns the body of a signed URL."""
+"""Requests a signed URL and returns the body of the answer."""
 
 
 def signed_url(method: str, url: str, options: Mapping[str, str], now: datetime | None = None) -> str:
     """Return the URL with a signature (SigV4) that is valid for an hour; unchanged without keys.
 
     Args:
-        method: Of the request.
+        method: HTTP method of the request.
         url: Percent-encoded, with the query of the request.
         options: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``, as in ``StoreAccess.options``.
         now: Time of the signature; None: by the clock.
@@ -100,7 +100,7 @@ class PlainBucket:
     def level(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
         """Return the objects right below a directory, and the directories there.
 
-        What lies below a directory without a name, as in ``a//b``, is right below the one above: no path leads to such a directory.
+        An object of a directory without a name, such as ``a//b``, is listed in ``a``, because no path leads to that directory.
         """
         objects: list[ObjectInfo] = []
         directories: list[str] = []

@@ -103,7 +103,7 @@ class BrowsableSource(RangeSource, Protocol):
     def list_level(self, path: str) -> tuple[list[ObjectInfo], list[str]]:
         """Return the objects right below a directory, and the paths of the directories there; ``""`` is the root.
 
-        Both are empty where nothing lies below. A store may have a marker of the directory itself, which is listed by its path.
+        Both are empty where nothing lies below. The marker of the directory, in a store that has one, is listed with the path itself.
 
         Raises:
             SourceError: See ``list_objects``.

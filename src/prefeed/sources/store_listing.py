@@ -166,7 +166,7 @@ class StoreListing:
 
 
 def _with_slash(info: ObjectInfo, prefix: str) -> ObjectInfo:
-    """Return what a listing below a prefix has by the name of the prefix itself, which is a marker with bytes, by its key."""
+    """Return the object with its key ``prefix/`` if the client listed that key as ``prefix``."""
     return replace(info, path=f"{prefix}/") if prefix and info.path == prefix else info
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefeed.mount.tree import ROOT, Directory, File, Link, Tree
+from prefeed.mount.tree import ROOT, Directory, File, Link, Tree, not_shown
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.testing.sources import MemorySource
@@ -127,6 +127,18 @@ def test_a_tree_shows_each_path_that_no_other_one_makes_a_directory(
     tree = Tree(manifest_of(tmp_path_factory.mktemp("m"), sorted(paths)))
     files = {_bytes(path) for path in paths if not any(other.startswith(path + "/") for other in paths)}
     assert set(shown(tree)) == files
+
+
+ODD_NAMES = st.sampled_from(["a", "a-", "b", "", ".", "..", "..a", ".b", "b.", "n\0", "x" * 255, "x" * 256])
+
+
+@settings(max_examples=examples(200))
+@given(st.sets(st.lists(ODD_NAMES, min_size=1, max_size=4).map("/".join).filter(bool), min_size=1, max_size=30))
+def test_every_path_is_shown_or_named(tmp_path_factory: pytest.TempPathFactory, paths: set[str]) -> None:
+    manifest = manifest_of(tmp_path_factory.mktemp("m"), sorted(paths))
+    left_out = not_shown(manifest)
+    assert left_out.count == len(paths) - len(shown(Tree(manifest)))
+    assert left_out.count or not left_out.described()
 
 
 def test_a_directory_with_many_files_between_directories_is_looked_at_once(tmp_path: Path) -> None:
