@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +20,16 @@ from e2e.parity import stop_server
 from mounting import dead_fuse, mounted, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
 from prefeed.copying.staging import StageRequest, stage
-from prefeed.errors import BadTargetNameError
+from prefeed.errors import BadTargetNameError, CannotPackError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.places import located
 from prefeed.jobs.sync import sync
 from prefeed.jobs.warming import WarmupOptions, warm_up
+from prefeed.packing.driver import PackRequest, pack
 from sandbox import Sandbox
+from slow_files import write_files
 
 
 @pytest.fixture(autouse=True)
@@ -152,8 +155,7 @@ def bucket(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[server
         prefeed.datasets._readers.close()
 
 
-@pytest.mark.parametrize("page_size", [1000, 3, 1])
-@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(("page_size", "enabled"), [(1000, True), (1000, False), (3, False), (1, False)])
 def test_keys_that_are_no_paths_are_samples(
     page_size: int, enabled: bool, bucket: servers.BucketServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,3 +310,62 @@ def _mount_odd_keys(root: Path, objects: dict[str, bytes], environment: dict[str
     assert f"({len(ODD_KEYS) - len(FILES)})" in text
     assert "cannot be files" in text
     stop_server()
+
+
+def test_odd_names_of_a_web_index(sandbox: Sandbox, tmp_path: Path) -> None:
+    files = {"d/x": b"one", "plain": b"two", "tab\tin": b"three"}
+    write_files(tmp_path / "root", files)
+    (tmp_path / "secret").write_bytes(b"secret")
+    lines = ["d//x\t3", "./plain\t3", "tab\tin\t5", "../secret\t6", "d/./x\t3", "plain\tunknown"]
+    (tmp_path / "root/index.txt").write_text("\n".join(lines))
+    expected = {"d//x": b"one", "plain": b"two", "tab\tin": b"three"}
+    warnings = Warnings()
+    with servers.http_server(tmp_path) as server:
+        server.ranges = True
+        data = prefeed.datasets.Objects(f"{server.url}/root")
+        assert {data.path(index): data[index] for index in range(len(data))} == expected
+        fs = fsspec.filesystem("prefeed")
+        found = fs.find(f"{server.url}/root")
+        assert sorted(map(fs.cat_file, found)) == sorted(expected.values())
+        walked = [f"{where}/{name}" for where, _, names in fs.walk(f"{server.url}/root") for name in names]
+        assert sorted(walked) == found
+        result = sync(f"{server.url}/root", str(tmp_path / "a/copy"), SyncOptions(), current())
+        assert (result.num_copied, result.num_failed) == (2, 0)
+        prefeed.datasets._readers.close()
+        close()
+    assert not (tmp_path / "a/secret").exists()
+    text = warnings.about("left out")[0]
+    assert "(3)" in text
+    assert "'../secret'" in text
+    assert "line 6" in text
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "tfrecord"])
+def test_odd_keys_in_a_pack(layout: str, bucket: servers.BucketServer, sandbox: Sandbox, tmp_path: Path) -> None:
+    pack(PackRequest(source="s3://b", out=str(tmp_path / "pack"), layout=layout), current())
+    data = prefeed.datasets.Objects(f"pack+file://{tmp_path}/pack")
+    assert {data.path(index): data[index] for index in range(len(data))} == bucket.objects
+
+
+@pytest.mark.parametrize("key", ["../up.txt", "d/../../up.txt", "/up.txt"])
+def test_no_tar_leads_out_of_the_directory_that_it_is_unpacked_in(
+    key: str, bucket: servers.BucketServer, tmp_path: Path
+) -> None:
+    bucket.objects = {key: b"up", "d/x.txt": b"x"}
+    with pytest.raises(CannotPackError, match="up"):
+        pack(PackRequest(source="s3://b", out=str(tmp_path / "pack"), layout="webdataset"), current())
+
+
+def _read_in_child(data: Any, expected: dict[str, bytes]) -> None:
+    found = {data.path(index): data[index] for index in range(len(data))}
+    listed = prefeed.datasets.Objects("s3://b")
+    assert found == {listed.path(index): listed[index] for index in range(len(listed))} == expected
+
+
+def test_odd_keys_in_a_forked_worker(bucket: servers.BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_ENABLED", "0")
+    data = prefeed.datasets.Objects("s3://b")
+    worker = multiprocessing.get_context("fork").Process(target=_read_in_child, args=(data, bucket.objects))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0

@@ -278,8 +278,8 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             FileNotFoundError: There is neither.
         """
         full = self._full(path)
-        infos, directories = self._level(full)
-        found = {one["name"]: one for one in (*infos.values(), *directories.values())}
+        files, below = self._level(full)
+        found = {one["name"]: one for one in (*files.values(), *map(_directory, below))}
         if not found:
             itself = self.info(path)
             found = {} if itself["type"] == "directory" else {itself["name"]: itself}
@@ -309,38 +309,37 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """
         if maxdepth is not None and maxdepth < 1:
             raise ValueError(f"maxdepth must be at least 1, not {maxdepth}")
-        yield from self._walk(
-            self._full(path), maxdepth, topdown=topdown, on_error=on_error, detail=detail, is_top=True
-        )
+        yield from self._walk(self._full(path), "", maxdepth, topdown=topdown, on_error=on_error, detail=detail)
 
     def _walk(
-        self, full: str, maxdepth: int | None, *, topdown: bool, on_error: Any, detail: bool, is_top: bool = False
+        self, root: str, path: str, maxdepth: int | None, *, topdown: bool, on_error: Any, detail: bool
     ) -> Iterator[Any]:
+        full = self._names_below(root)(path) if path else root
         try:
-            files, below = self._level(full)
-            if is_top and not files and not below:
-                itself = self.info(full)
+            files, below = self._level(root, path)
+            if not path and not files and not below:
+                itself = self.info(root)
                 files = {"": itself} if itself["type"] == "file" else {}
         except OSError as err:
-            if on_error is None and isinstance(err, AccessDeniedError) and not is_of_store(self._resolved(full)[0]):
+            if on_error is None and isinstance(err, AccessDeniedError) and not is_of_store(self._resolved(root)[0]):
                 left_out = LeftOut()
-                left_out.add(full, str(err))
-                left_out.warn(os.path.dirname(full))
+                left_out.add(f"{path}/", str(err))
+                left_out.warn(root)
             elif on_error in (None, "raise"):
                 raise
             elif callable(on_error):
                 on_error(err)
             return
-        directories: Any = below if detail else list(below)
+        paths = {name[len(full.rstrip("/")) + 1 :]: below[name] for name in below}
+        directories: Any = {name: _directory(f"{full.rstrip('/')}/{name}") for name in paths} if detail else list(paths)
         found = full, directories, files if detail else list(files)
         if topdown:
             yield found
         if maxdepth is None or maxdepth > 1:
             rest = None if maxdepth is None else maxdepth - 1
             for name in list(directories):
-                yield from self._walk(
-                    f"{full.rstrip('/')}/{name}", rest, topdown=topdown, on_error=on_error, detail=detail
-                )
+                if name in paths:
+                    yield from self._walk(root, paths[name], rest, topdown=topdown, on_error=on_error, detail=detail)
         if not topdown:
             yield found
 
@@ -425,20 +424,29 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         root, name = split_object(url)
         return root, name, blocks
 
-    def _level(self, full: str) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-        """Return the files and the directories right below a directory, by their names in it."""
-        infos, directories = self._listed_level(full)
-        name_of = self._names_below(full)
-        skip = len(full.rstrip("/")) + 1
-        files = (_described(info, name_of(info.path)) for info in infos if info.path or info.size_bytes)
-        below = (_directory(name_of(directory)) for directory in directories)
-        return {one["name"][skip:]: one for one in files}, {one["name"][skip:]: one for one in below}
+    def _level(self, full: str, path: str = "") -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+        """Return what is right below a directory of a root.
 
-    def _listed_level(self, full: str) -> tuple[list[ObjectInfo], list[str]]:
-        """Return the objects and directories right below a directory. Its own marker has an empty path."""
+        Returns:
+            Descriptions of the files, by their names in the directory; and by the full names of the directories their paths in the root.
+        """
+        infos, directories = self._listed_level(full, path)
+        name_of = self._names_below(full)
+        start = f"{path}/" if path else ""
+        skip = len(name_of(start))
+        files: dict[str, dict[str, Any]] = {}
+        for info in infos:
+            inside = info.path[len(start) :]  # empty: the marker of the directory itself
+            if inside or info.size_bytes:
+                name = name_of(start + inside)
+                files[name[skip:]] = _described(info, name)
+        return files, {name_of(directory): directory for directory in directories}
+
+    def _listed_level(self, full: str, path: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """Return the objects and directories right below a directory of a root, and its own marker."""
         url, blocks = self._resolved(full)
         try:
-            return blocks.ask(lambda: blocks.source(url).list_level(""))
+            return blocks.ask(lambda: blocks.source(url).list_level(path))
         except (ObjectNotFoundError, EmptyListingError):
             return [], []
 

@@ -15,6 +15,7 @@ from xxhash import xxh3_128
 
 from prefeed.errors import CannotPackError
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.plain_s3 import has_dots
 
 LAYOUTS: Final = ("lmdb", "webdataset", "tfrecord")
 LMDB_KEY_BYTES: Final = 511
@@ -61,7 +62,7 @@ def check_names(layout: str, files: Iterable[tuple[bytes, str, int]]) -> None:
 
 _ADVICE: Final = {
     "webdataset": "the key of a sample is its file name up to the first dot, and case is ignored in "
-    "the rest; so each name needs a dot that is not at its beginning, and no two names may differ only in case. Rename these files, "
+    "the rest; so each name needs a dot that is not at its beginning, no two names may differ only in case, and none may have '..' between slashes. Rename these files, "
     "or choose lmdb or tfrecord, which take any name",
     "lmdb": f"its keys have at most {LMDB_KEY_BYTES} bytes and its values less than 4 GiB; choose webdataset",
     "tfrecord": "its records end at 2 GiB; choose webdataset or lmdb",
@@ -72,8 +73,9 @@ def _no_samples(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
     seen: set[tuple[str, str]] = set()
     for _, path, _ in files:
         sample = sample_of(path)
-        is_cut = "\0" in path  # by tar: what follows a zero byte is lost
-        if sample is None or sample in seen or sample[0].endswith("/") or sample[1].startswith("__") or is_cut:
+        # tar drops what follows a zero byte, and the other names lead out of the directory in which others unpack it.
+        is_unsafe = "\0" in path or path.startswith("/") or has_dots(path) is not None
+        if sample is None or sample in seen or sample[0].endswith("/") or sample[1].startswith("__") or is_unsafe:
             yield path
         else:
             seen.add(sample)
