@@ -21,7 +21,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, ObjectNotFoundError, SourceError, TruncatedBodyError
-from prefeed.sources.answers import require_listed
+from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.plain_s3 import PlainBucket, has_dots, is_odd
@@ -49,6 +49,7 @@ _is_plain: Final = re.compile(r"[A-Za-z0-9/._~-]*").fullmatch
 """Of a path that ``quote`` would not change, which is said six times sooner than ``quote`` says it."""
 
 _LIST_TIMEOUT: Final = "1h"
+_LIST_DEADLINE_SECONDS: Final = 60.0
 _LIST_RETRIES: Final = 3
 """Of each request of a listing: one of a thousand that fails would else be the end of all."""
 
@@ -352,6 +353,10 @@ class ObjectStoreSource:
             part=part,
         )
 
+    def _get_listing(self, url: str) -> bytes:
+        deadline_seconds = min(self._config.retry_deadline, _LIST_DEADLINE_SECONDS)
+        return patiently(lambda: bytes(self._get_plainly(url, self.url)[0].data), deadline_seconds=deadline_seconds)
+
     def _info_plainly(self, path: str) -> ObjectInfo:
         if self._is_http:
             fetched = self._fetch_plainly(path)
@@ -401,7 +406,7 @@ class ObjectStoreSource:
                     _url_of_bucket(f"s3://{bucket}", self._config, access),
                     root,
                     options,
-                    lambda url: bytes(self._get_plainly(url, self.url)[0].data),
+                    self._get_listing,
                 )
             return self._plain
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LIST_BATCH: Final = 1000
+_LOOK_UP_THREADS: Final = 16
 _MOST_LOOKED_UP: Final = 4
 """Empty objects of one directory, in one page, that are looked up one by one; for more the directory is listed once."""
 
@@ -140,13 +141,12 @@ class StoreListing:
         """Return the objects of a page. Each empty one is looked up: only the store tells ``a`` and ``a/`` apart."""
         below: dict[str, list[str]] = {}
         for info in page:
-            if not info.size_bytes:
+            if not info.size_bytes and info.path not in ("", prefix):
                 below.setdefault(info.path.rpartition("/")[0], []).append(info.path)
-        if not below:
-            return page
         kept: set[str] = set()
-        for parent, paths in below.items():
-            kept.update(self._objects_among(parent, [path for path in paths if path not in ("", prefix)]))
+        if below:
+            with ThreadPoolExecutor(min(len(below), _LOOK_UP_THREADS), thread_name_prefix="prefeed-head") as pool:
+                kept.update(*pool.map(self._objects_among, below.keys(), below.values()))
         return [info for info in page if info.size_bytes or info.path in kept]
 
     def _objects_among(self, parent: str, paths: list[str]) -> Iterable[str]:
