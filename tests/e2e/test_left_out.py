@@ -360,7 +360,8 @@ def test_no_tar_leads_out_of_the_directory_that_it_is_unpacked_in(
 
 def _read_in_child(expected: dict[str, bytes]) -> None:
     with closing(open_source("s3://b", current())) as source:
-        found = {info.path: bytes(source.fetch(info.path).data) for infos in source.list_objects() for info in infos}
+        paths = [info.path for infos in source.list_objects() for info in infos]
+        found = {path: bytes(source.fetch(path).data) for path in paths}
     assert found == expected
 
 

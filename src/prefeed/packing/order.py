@@ -73,7 +73,7 @@ def _no_samples(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
     seen: set[tuple[str, str]] = set()
     for _, path, _ in files:
         sample = sample_of(path)
-        # tar drops what follows a zero byte, and the other names lead out of the directory in which others unpack it.
+        # tar cuts names at a zero byte. The other names lead out of the directory in which a tar is unpacked.
         is_unsafe = "\0" in path or path.startswith("/") or has_dots(path) is not None
         if sample is None or sample in seen or sample[0].endswith("/") or sample[1].startswith("__") or is_unsafe:
             yield path

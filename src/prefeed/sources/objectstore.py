@@ -415,7 +415,7 @@ class ObjectStoreSource:
         if self._has_odd_root or not self.url.startswith("s3://") or "/" in self.url.removeprefix("s3://"):
             return self._has_odd_root
         plain = self._try_plain()
-        with suppress(SourceError):  # the listing itself says what is wrong
+        with suppress(SourceError):  # the listing itself raises the error
             return plain is not None and plain.has_leading_slashes()
         return False
 

@@ -92,7 +92,7 @@ class PlainBucket:
         return signed_url(method, self._bucket_url + quote(self._root + path), self._options)
 
     def pages(self, prefix: str = "", *, after: str = "") -> Iterator[list[ObjectInfo]]:
-        """Yield the objects below a directory, from behind a path on, without markers of directories."""
+        """Yield the objects below a directory whose paths follow ``after``, without markers of directories."""
         for objects, _ in self._pages(f"{prefix}/" if prefix else "", after=after):
             if objects:
                 yield objects

@@ -1,4 +1,4 @@
-"""Requests by the standard library, for what obstore does not take: answers without ``Content-Length``, and URLs as they are."""
+"""HTTP requests by the standard library: answers without ``Content-Length``, and URLs that obstore would change."""
 
 from __future__ import annotations
 

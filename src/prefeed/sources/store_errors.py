@@ -110,7 +110,7 @@ def translate(err: BaseException, where: str, *, timeout: float) -> BaseExceptio
 
 
 def refused_name(err: BaseException) -> str:
-    """Return what the client says of the name of an object that it refuses, escaped."""
+    """Return the client's reason for refusing the name of an object, with the name, escaped."""
     said = str(err).partition("\n\n")[0].removeprefix("Encountered object with invalid path: ")
     return said.encode("unicode_escape").decode("ascii")[:300]
 
