@@ -235,19 +235,17 @@ class _Staging:
                 spare.write(bytes(_SPARE_BYTES))
 
     def _survey(self, sink: DirectorySink) -> Comparison:
-        order = None if self._request.order is None else list(self._request.order)
         found = compare(
             _list_all(self._source, self._events.listing),
             *_scan(self._data),
             root=self._source.url,
-            order=order,
+            order=None if self._request.order is None else list(self._request.order),
             step_ns=sink.step_ns,
             folds_case=sink.folds_case,
             room=self._room,
         )
-        if isinstance(self._source, PosixTree) and self._source.left_out.count:
-            return replace(found, vanished=[])  # their originals may be in a directory that cannot be read now
-        return found
+        may_be_hidden = isinstance(self._source, PosixTree) and self._source.left_out.count
+        return replace(found, vanished=[]) if may_be_hidden else found  # by a directory that cannot be read
 
     def _look(self) -> tuple[int, str]:
         return look_at(Path(self._data.root), self._config)

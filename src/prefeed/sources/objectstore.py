@@ -9,8 +9,8 @@ import threading
 import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -20,11 +20,11 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from prefeed.config import Config
-from prefeed.errors import AccessDeniedError, ObjectNotFoundError, SourceError, TruncatedBodyError
+from prefeed.errors import ObjectNotFoundError, SourceError, TruncatedBodyError
 from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.listing import LeftOut
-from prefeed.sources.plain_s3 import PlainBucket, has_dots, is_odd
+from prefeed.sources.plain_s3 import PlainKeys
 from prefeed.sources.plain_web import encoding_of, fetch_plainly
 from prefeed.sources.quick_fetches import MISSING, ODD, QuickOrigin
 from prefeed.sources.store_access import (
@@ -36,7 +36,6 @@ from prefeed.sources.store_access import (
     mark_of,
     native_options,
     own_access,
-    signing_options,
 )
 from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
 from prefeed.sources.store_listing import StoreListing, info_of, level_of, list_http, modified_of, version_of
@@ -144,14 +143,20 @@ class ObjectStoreSource:
         self._authorization = authorization
         self._access = access
         self._is_http = url.startswith("http")
-        self._has_odd_root = url.startswith("s3://") and is_odd(url.partition("://")[2]) is not None
         self._root_path = urlsplit(url).path if self._is_http else ""
         self._sends_no_length = False
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
         self._mark: str | None = None
-        self._plain: PlainBucket | None = None
+        self._plain = PlainKeys(
+            url,
+            partial(
+                _given_or_own, url, config, access
+            ),  # none of these refers to the source, which would outlive its last user
+            partial(_url_of_bucket, url, config),
+            partial(_get_listing, url, config),
+        )
         self.left_out: LeftOut = LeftOut()
         self._quick: QuickOrigin | None = None
         self._num_quick = 0
@@ -183,7 +188,7 @@ class ObjectStoreSource:
         """
         if runtime_is_foreign():
             return self._forked().fetch(path)
-        if self._sends_no_length or self._is_plain(path):
+        if self._sends_no_length or self._plain.takes(path):
             return self._fetch_plainly(path)
         try:
             result = obstore.get(self._store or self._open_store(), path)
@@ -209,7 +214,7 @@ class ObjectStoreSource:
             return FetchedObject(data=b"", version="")  # HTTP has no empty ranges
         if runtime_is_foreign():
             return self._forked().fetch_range(path, offset, size_bytes)
-        if self._is_plain(path):
+        if self._plain.takes(path):
             return self._fetch_plainly(path, part=(offset, offset + size_bytes))
         try:
             store = self._store or self._open_store()
@@ -228,7 +233,7 @@ class ObjectStoreSource:
         """Return size and version of the object with one HEAD; see ``BrowsableSource.info``."""
         if runtime_is_foreign():
             return self._forked().info(path)
-        if self._is_plain(path):
+        if self._plain.takes(path):
             return self._info_plainly(path)
         try:
             meta = obstore.head(self._store or self._open_store(), path)
@@ -244,11 +249,13 @@ class ObjectStoreSource:
         if self._is_http or runtime_is_foreign():
             return level_of(self.list_objects(), path)
         try:
-            if not self._has_odd_root:
-                found = StoreListing(self._store or self._open_store(), self._plain_opener).level_with_marker(path)
+            if not self._plain.has_odd_root:
+                found = StoreListing(
+                    self._store or self._open_store(), self._plain.open if self._plain.is_s3 else None
+                ).level_with_marker(path)
                 if "" not in found[1]:
                     return found
-            return self._opened_plain().level(path)
+            return self._plain.open().level(path)
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
             raise self._translated(err, self.locate(path)) from cause_of(err)
 
@@ -257,7 +264,11 @@ class ObjectStoreSource:
 
         None behind a proxy, and where answers are too often odd.
         """
-        if self._sends_no_length or self._has_odd_root or self._num_odd > _MOST_ODD + self._num_quick // _MOST_ODD:
+        if (
+            self._sends_no_length
+            or self._plain.has_odd_root
+            or self._num_odd > _MOST_ODD + self._num_quick // _MOST_ODD
+        ):
             return None
         if self._quick is None and not self._is_never_quick:
             self._quick = self._as_quick_origin()
@@ -267,8 +278,8 @@ class ObjectStoreSource:
     def quick_target(self, path: str) -> bytes:
         """Return the path of the object in requests; see ``QuickSource``."""
         self._num_quick += 1
-        if not self._is_http and self._is_plain(path):
-            return self._opened_plain().url("GET", path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
+        if not self._is_http and self._plain.takes(path):
+            return self._plain.open().url("GET", path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
         if self._is_http:
             return f"{self._root_path}/{path if _is_plain(path) else quote(path)}".encode()
         return self._signed(path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
@@ -298,8 +309,8 @@ class ObjectStoreSource:
 
     def _listed(self, of_store: Callable[[StoreListing], Iterator[list[ObjectInfo]]]) -> Iterator[list[ObjectInfo]]:
         try:
-            if self._lists_plainly():
-                yield from self._opened_plain().pages()
+            if self._plain.lists_root():
+                yield from self._plain.open().pages()
                 return
             store = _open(
                 self.url, self._config, self._authorization, self._own_access(), listing=True, retries=_LIST_RETRIES
@@ -312,7 +323,7 @@ class ObjectStoreSource:
                 )  # fmt: skip
                 self.left_out.warn(self.url)
             else:
-                yield from of_store(StoreListing(store, self._plain_opener))
+                yield from of_store(StoreListing(store, self._plain.open if self._plain.is_s3 else None))
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
@@ -333,7 +344,7 @@ class ObjectStoreSource:
     def _fetch_plainly(self, path: str, *, part: tuple[int, int] | None = None) -> FetchedObject:
         """Return an object, or a part of it, as a server sends it, with a length or without."""
         if not self._is_http:
-            return self._get_plainly(self._opened_plain().url("GET", path), self.locate(path), part=part)[0]
+            return self._get_plainly(self._plain.open().url("GET", path), self.locate(path), part=part)[0]
         fetched, has_length = self._get_plainly(self.locate(path), part=part)
         self._sends_no_length = not has_length
         return fetched
@@ -353,71 +364,17 @@ class ObjectStoreSource:
             part=part,
         )
 
-    def _get_listing(self, url: str) -> bytes:
-        deadline_seconds = min(self._config.retry_deadline, _LIST_DEADLINE_SECONDS)
-        return patiently(lambda: bytes(self._get_plainly(url, self.url)[0].data), deadline_seconds=deadline_seconds)
-
     def _info_plainly(self, path: str) -> ObjectInfo:
-        if self._is_http:
-            fetched = self._fetch_plainly(path)
-            size = memoryview(fetched.data).nbytes
-            return ObjectInfo(
-                path=path, size_bytes=size, version=fetched.version, modified_seconds=fetched.modified_seconds
-            )
-        found = self._opened_plain().find(path)
-        if found is None:
-            raise ObjectNotFoundError(f"{self.locate(path)}: does not exist", url=self.locate(path))
-        return found
-
-    def _is_plain(self, path: str) -> bool:
-        """Return True for an object whose name the native client refuses and that ``plain_s3`` or ``plain_web`` can read."""
-        if is_odd(path) is None:
-            return self._has_odd_root
-        return self.url.startswith("s3://") or (self._is_http and has_dots(path) is None)
-
-    @property
-    def _plain_opener(self) -> Callable[[], PlainBucket] | None:
-        return self._opened_plain if self.url.startswith("s3://") else None
-
-    def _opened_plain(self) -> PlainBucket:
-        plain = self._try_plain(asks_instance=True)
-        if plain is None:
-            raise AccessDeniedError(
-                f"{self.url} has names that only requests signed here can reach, and the keys are not known here: "
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pip install 'prefeed[aws]'",
-                url=self.url,
-            )
-        return plain
-
-    def _try_plain(self, *, asks_instance: bool = False) -> PlainBucket | None:
-        """Return the client for keys that are no paths; None if requests to the store cannot be signed here.
-
-        Args:
-            asks_instance: Whether botocore may request keys from the machine or the container, which takes a moment.
-        """
-        if not self.url.startswith("s3://"):
-            return None
-        access = self._own_access()
-        with self._lock:
-            options = signing_options(access, asks_instance=asks_instance) if self._plain is None else None
-            if options is not None:
-                bucket, _, root = self.url.removeprefix("s3://").partition("/")
-                self._plain = PlainBucket(
-                    _url_of_bucket(f"s3://{bucket}", self._config, access),
-                    root,
-                    options,
-                    self._get_listing,
-                )
-            return self._plain
-
-    def _lists_plainly(self) -> bool:
-        """Return whether the native client cannot list the root: it refuses its name, or drops slashes at the begin of keys."""
-        if self._has_odd_root or not self.url.startswith("s3://") or "/" in self.url.removeprefix("s3://"):
-            return self._has_odd_root
-        plain = self._try_plain()
-        with suppress(SourceError):  # the listing itself raises the error
-            return plain is not None and plain.has_leading_slashes()
-        return False
+        if not self._is_http:
+            found = self._plain.open().find(path)
+            if found is None:
+                raise ObjectNotFoundError(f"{self.locate(path)}: does not exist", url=self.locate(path))
+            return found
+        fetched = self._fetch_plainly(path)
+        size = memoryview(fetched.data).nbytes
+        return ObjectInfo(
+            path=path, size_bytes=size, version=fetched.version, modified_seconds=fetched.modified_seconds
+        )
 
     def _as_quick_origin(self) -> QuickOrigin | None:
         try:
@@ -543,13 +500,31 @@ def _new_client(
     return HTTPStore(whole_server if listing else url, client_options=options, retry_config=policy)
 
 
-def _url_of_bucket(bucket: str, config: Config, access: StoreAccess) -> str:
-    """Return the URL of a bucket of S3, with a slash at its end, as the native client makes it."""
+def _given_or_own(url: str, config: Config, access: StoreAccess | None) -> StoreAccess:
+    return own_access(url, config) if access is None else access
+
+
+def _get_listing(where: str, config: Config, access: StoreAccess, url: str) -> bytes:
+    """Return the answer to a signed request of a listing."""
+
+    def get() -> bytes:
+        fetched, _ = fetch_plainly(
+            url, authorization=None, proxies=access.proxies, excluded=_excluded(access.proxies),
+            timeout_seconds=config.request_timeout, where=where,
+        )  # fmt: skip
+        return bytes(fetched.data)
+
+    return patiently(get, deadline_seconds=min(config.retry_deadline, _LIST_DEADLINE_SECONDS))
+
+
+def _url_of_bucket(url: str, config: Config, access: StoreAccess) -> str:
+    """Return the URL of the bucket of an S3 URL, with a slash at its end, as the native client makes it."""
     known = {"access_key_id": "-", "secret_access_key": "-"}  # so that nobody is asked for keys
     options = {name: value for name, value in access.options.items() if name not in SPEAKERS_OF_S3}
+    bucket = url[: url.index("/", len("s3://"))] if "/" in url[len("s3://") :] else url
     store: Any = _open(bucket, config, None, StoreAccess(options={**options, **known}), listing=False)
-    url: str = obstore.sign(store, "GET", "-", _SIGNED_FOR)
-    return url.partition("?")[0].removesuffix("-")
+    signed: str = obstore.sign(store, "GET", "-", _SIGNED_FOR)
+    return signed.partition("?")[0].removesuffix("-")
 
 
 def _speaker(given: Mapping[str, str]) -> dict[str, Callable[[], S3Credential]]:

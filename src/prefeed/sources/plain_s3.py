@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote_plus
 from xml.etree import ElementTree as ET
 
-from prefeed.errors import SourceError
+from prefeed.errors import AccessDeniedError, SourceError
+from prefeed.sources.store_access import StoreAccess, signing_options
 from prefeed.types import ObjectInfo
 
 is_odd: Final = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]").search
@@ -26,6 +30,8 @@ has_dots: Final = re.compile(r"(?:^|/)\.\.?(?:/|$)").search
 
 _SAFE: Final = "-_.~"
 _SECONDS: Final = 3600
+_KEPT_SECONDS: Final = 600.0
+"""How long keys are used before they are looked up again: those of machines and containers expire."""
 
 Fetch = Callable[[str], bytes]
 """Requests a signed URL and returns the body of the answer."""
@@ -43,16 +49,16 @@ def signed_url(method: str, url: str, options: Mapping[str, str], now: datetime 
     if "access_key_id" not in options:
         return url
     now = now or datetime.now(UTC)
-    time = now.strftime("%Y%m%dT%H%M%SZ")
+    date = now.strftime("%Y%m%dT%H%M%SZ")
     region = options.get("region") or options.get("default_region") or "us-east-1"
-    scope = f"{time[:8]}/{region}/s3/aws4_request"
+    scope = f"{date[:8]}/{region}/s3/aws4_request"
     place, _, query = url.partition("?")
     host, slash, path = place.partition("://")[2].partition("/")
     pairs = {
         **dict(parse_qsl(query, keep_blank_values=True)),
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
         "X-Amz-Credential": f"{options['access_key_id']}/{scope}",
-        "X-Amz-Date": time,
+        "X-Amz-Date": date,
         "X-Amz-Expires": str(_SECONDS),
         "X-Amz-SignedHeaders": "host",
     }
@@ -60,7 +66,7 @@ def signed_url(method: str, url: str, options: Mapping[str, str], now: datetime 
         pairs["X-Amz-Security-Token"] = token
     query = "&".join(sorted(f"{quote(name, safe=_SAFE)}={quote(value, safe=_SAFE)}" for name, value in pairs.items()))
     request = "\n".join([method, slash + path, query, f"host:{host}\n", "host", "UNSIGNED-PAYLOAD"])
-    text = "\n".join(["AWS4-HMAC-SHA256", time, scope, hashlib.sha256(request.encode()).hexdigest()])
+    text = "\n".join(["AWS4-HMAC-SHA256", date, scope, hashlib.sha256(request.encode()).hexdigest()])
     key = f"AWS4{options['secret_access_key']}".encode()
     for part in (*scope.split("/"), text):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -161,6 +167,79 @@ class PlainBucket:
             return ET.fromstring(body)
         except ET.ParseError as err:
             raise SourceError(f"{self._bucket_url} does not answer a listing in XML: {err}") from err
+
+
+class PlainKeys:
+    """Chooses between the native client and a ``PlainBucket`` for one root; of web servers it knows which names are requested plainly.
+
+    **Threads**: any.
+
+    Attributes:
+        is_s3: The root is in S3.
+        has_odd_root: The native client refuses the name of the root, so that all requests are made here.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        access: Callable[[], StoreAccess],
+        bucket_url: Callable[[StoreAccess], str],
+        fetch: Callable[[StoreAccess, str], bytes],
+    ) -> None:
+        """Choose for a canonical URL.
+
+        Args:
+            url: The root.
+            access: Returns how the store is reached.
+            bucket_url: Returns the URL of the bucket for a way to reach the store.
+            fetch: Requests a signed URL and returns the body of the answer.
+        """
+        self.is_s3: bool = url.startswith("s3://")
+        self.has_odd_root: bool = self.is_s3 and is_odd(url.removeprefix("s3://")) is not None
+        self._url, self._access, self._bucket_url, self._fetch = url, access, bucket_url, fetch
+        self._opened: PlainBucket | None = None
+        self._opened_at = 0.0
+
+    def takes(self, path: str) -> bool:
+        """Return True for an object whose name the native client refuses and that can be read here."""
+        if is_odd(path) is None:
+            return self.has_odd_root
+        return self.is_s3 or (self._url.startswith("http") and has_dots(path) is None)
+
+    def lists_root(self) -> bool:
+        """Return whether the native client cannot list the root: it refuses its name, or drops slashes at the begin of keys."""
+        if self.has_odd_root or not self.is_s3 or "/" in self._url.removeprefix("s3://"):
+            return self.has_odd_root
+        plain = self._try_open(asks_instance=False)
+        with suppress(SourceError):  # the listing itself raises the error
+            return plain is not None and plain.has_leading_slashes()
+        return False
+
+    def open(self) -> PlainBucket:
+        """Return the client for keys that are no paths.
+
+        Raises:
+            AccessDeniedError: The keys to sign requests with are not known here.
+        """
+        plain = self._try_open(asks_instance=True)
+        if plain is None:
+            raise AccessDeniedError(
+                f"{self._url} has names that only requests signed here can reach, and the keys are not known here: "
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or pip install 'prefeed[aws]'",
+                url=self._url,
+            )
+        return plain
+
+    def _try_open(self, *, asks_instance: bool) -> PlainBucket | None:
+        if self._opened is None or time.monotonic() - self._opened_at > _KEPT_SECONDS:
+            access = self._access()
+            options = signing_options(access, asks_instance=asks_instance)
+            if options is None:
+                return None
+            root = self._url.removeprefix("s3://").partition("/")[2]
+            self._opened = PlainBucket(self._bucket_url(access), root, options, partial(self._fetch, access))
+            self._opened_at = time.monotonic()
+        return self._opened
 
 
 def _name_of(element: ET.Element) -> str:

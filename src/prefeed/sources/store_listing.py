@@ -131,11 +131,15 @@ class StoreListing:
     def _plain_after(self, err: InvalidPathError) -> PlainBucket:
         """Return what lists a key that the native client refuses, as its error says."""
         if self._open_plain is None:
-            raise err
+            try:
+                raise err
+            finally:
+                del err  # its traceback refers to this frame
         try:
             return self._open_plain()
         except AccessDeniedError as denied:
-            raise AccessDeniedError(f"{denied.message} ({refused_name(err)})", **denied.details) from err
+            text, details = f"{denied.message} ({refused_name(err)})", denied.details
+        raise AccessDeniedError(text, **details) from err
 
     def _without_markers(self, page: list[ObjectInfo], prefix: str) -> list[ObjectInfo]:
         """Return the objects of a page. Each empty one is looked up: only the store tells ``a`` and ``a/`` apart."""
