@@ -93,9 +93,9 @@ class Ring:
         return self._tokens
 
     def clear(self, dataset: int) -> None:
-        """What the tier holds of the dataset is out of date; ask for the deletions, and make none."""
+        """Free what the tier holds of the dataset, as for ``prefeed clear``; ask for the deletions, and make none."""
         for object_id in self.scheduler.tables[dataset].ids_in(RESIDENT).tolist():
-            assert self.scheduler.invalidate(dataset, object_id)
+            self.scheduler.holdings.free(dataset, object_id)
 
     def consume(self, consumer: int, dataset: int, ids: Sequence[int]) -> list[Key]:
         """The consumer's readers are done with these; return what is fetched because of it."""

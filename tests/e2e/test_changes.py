@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from torchvision import datasets as torchvision_datasets
 
 import prefeed
+from e2e.hashed import Hashed, kept, name_of, write_hashed
 from e2e.images import image_files, make_image_folder
+from leaks import wait_until
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 
@@ -89,6 +92,64 @@ def test_torchvisions_files_are_looked_at_again(
     assert contents(root) != before
     assert [data for data, _ in loader] == (contents(root) if revalidate else before)
     assert [data for data, _ in epoch(dataset)] == contents(root)
+
+
+NUM_SAMPLES = 240
+BATCH_SIZE = 8
+
+
+def has_fetched(num_requests: int) -> bool:
+    return prefeed.statistics().origin_requests == num_requests
+
+
+def touch(file: Path) -> None:
+    os.utime(file)
+
+
+def replace(file: Path) -> None:
+    """Put another file in its place, of more bytes."""
+    other = file.with_suffix(".new")
+    other.write_bytes(file.read_bytes() + b"more")
+    other.replace(file)
+
+
+@pytest.mark.parametrize(
+    ("alter", "every", "is_same_loader", "num_workers"),
+    [(touch, 1, True, 2), (touch, 1, False, 0), (replace, 3, False, 2)],
+)
+def test_files_that_changed_are_fetched_again_ahead_of_their_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, is_same_loader: bool, alter: Any, every: int
+) -> None:
+    """While the loop stands at its first batch, the server fetches all that changed: only what is asked before is a miss."""
+    root = tmp_path / "data"
+    monkeypatch.setenv("PREFEED_ROOTS", str(root))
+    write_hashed(root, dataset := Hashed(root, NUM_SAMPLES))
+
+    def new_loader() -> Any:
+        return prefeed.DataLoader(
+            dataset, batch_size=BATCH_SIZE, shuffle=True, collate_fn=kept, num_workers=num_workers,
+            persistent_workers=is_same_loader and num_workers > 0,
+        )  # fmt: skip
+
+    loader = new_loader()
+    list(loader)
+    for _ in range(2):
+        changed = [root / name_of(index) for index in range(0, NUM_SAMPLES, every)]
+        for file in changed:
+            alter(file)
+        truth = dict(dataset[index] for index in range(NUM_SAMPLES))
+        before = prefeed.statistics()
+        loader = loader if is_same_loader else new_loader()
+        batches = iter(loader)
+        found = next(batches)
+        assert wait_until(partial(has_fetched, before.origin_requests + len(changed)), timeout_seconds=30)
+        for batch in batches:
+            found += batch
+        assert dict(found) == truth
+        after = prefeed.statistics()
+        assert after.origin_requests == before.origin_requests + len(changed)
+        assert after.direct_reads == before.direct_reads
+        assert after.misses - before.misses <= BATCH_SIZE * (1 + 2 * num_workers)
 
 
 def test_origin_is_only_read(tmp_path: Path) -> None:

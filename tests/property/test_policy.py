@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefeed.core import plan
 from prefeed.core.policy import belady_misses, lru_hit_ratio
 from prefeed.core.table import RESIDENT
 from profiles import examples
@@ -73,6 +75,39 @@ def test_everything_is_fetched_once_when_it_fits(seed: int) -> None:
     ring.add(DATASET, [1] * NUM_OBJECTS, max_in_flight=8)
     run(ring, shuffled_epochs(seed))
     assert sorted(ring.fetched) == [(DATASET, object_id) for object_id in range(NUM_OBJECTS)]
+
+
+@settings(max_examples=examples(15))
+@given(
+    seed=st.integers(0, 2**32),
+    capacity=st.integers(120, 2 * NUM_OBJECTS),
+    share=st.floats(0, 1),
+    ahead=st.integers(1, NUM_OBJECTS),
+    near=st.integers(1, 2 * NUM_OBJECTS),
+)
+def test_what_changes_is_fetched_again_before_its_reader_comes(
+    seed: int, capacity: int, share: float, ahead: int, near: int
+) -> None:
+    """As in files that are checked ahead of their reader: each entry may be found out of date, once an epoch."""
+    ring, generator = Ring(budget=capacity, is_checked=False), random.Random(seed)
+    ring.add(DATASET, [1] * NUM_OBJECTS, max_in_flight=8)
+    hits = num_changed = 0
+    with mock.patch.object(plan, "_NEAR", near):
+        for order in shuffled_epochs(seed):
+            ring.plan(CONSUMER, DATASET, order)
+            checked = 0
+            for index, object_id in enumerate(order):
+                for other in order[checked : index + ahead]:
+                    if generator.random() < share:
+                        num_changed += ring.scheduler.invalidate(DATASET, other)
+                checked = index + ahead
+                ring.arrive_all()
+                hits += ring.read(CONSUMER, DATASET, object_id)
+                ring.scheduler.position(CONSUMER, index + 1)
+    ring.check()
+    assert hits == EPOCHS * NUM_OBJECTS
+    if capacity >= NUM_OBJECTS * 1.02:
+        assert len(ring.fetched) == NUM_OBJECTS + num_changed
 
 
 @settings(max_examples=examples(20))

@@ -120,13 +120,14 @@ class Scheduling(RuleBasedStateMachine):
     def guess(self, dataset: int, mean: int) -> None:
         self.ring.scheduler.tables[dataset].guess_mean(mean)
 
-    @rule(dataset=st.integers(0, 2), object_id=st.integers(0, 4))
+    @rule(dataset=st.integers(0, 2), object_id=st.integers(0, OBJECTS - 1))
     def invalidate(self, dataset: int, object_id: int) -> None:
         table = self.ring.scheduler.tables[dataset]
         if object_id < len(table):
             before = table.state[object_id]
-            assert self.ring.scheduler.invalidate(dataset, object_id) == (before == RESIDENT)
-            assert table.state[object_id] == (FREEING if before == RESIDENT else before)
+            is_held = before in (RESIDENT, TRANSIENT)
+            assert self.ring.scheduler.invalidate(dataset, object_id) == is_held
+            assert table.state[object_id] == (FREEING if is_held else before)
 
     # ------------------------------------------------------------ readers
 

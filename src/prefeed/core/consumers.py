@@ -135,6 +135,12 @@ class Consumers:
             plan.skip_once(object_id)
             plan.expect_report(object_id)
 
+    def add_missing(self, dataset: int, object_id: int) -> None:
+        """An object was invalidated and is gone: the plans of its dataset fetch it again."""
+        for plan in self.plans():
+            if plan.dataset == dataset and not plan.warm:
+                plan.add_missing(object_id, len(self._holdings.tables[dataset]))
+
     # ------------------------------------------------------------ what there is
 
     def plan_of(self, consumer: int) -> Plan | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -188,16 +189,18 @@ class Lookahead:
         return list(map(int, ids[np.argsort(-ranks[ids], kind="stable")]))
 
     def _scan(self, plan: Plan, capacity: int, *, keeps: bool) -> list[Fetch]:
-        """Go on with a plan; ``keeps``: some plan for its dataset, perhaps another one, keeps what it reads."""
+        """Fetch what is missing near the reader, then go on; ``keeps``: some plan of the dataset keeps what it reads."""
         table = self._holdings.tables[plan.dataset]
         fetches: list[Fetch] = []
-        for index, object_id in plan.scan(_NOT_RESIDENT, table.states):
+        for index, object_id in chain(plan.scan_missing(), plan.scan(_NOT_RESIDENT, table.states)):
             state = table.state[object_id]
-            if plan.take_skip(object_id):
-                plan.pass_entry()
+            if not _NOT_RESIDENT[state] or (index == plan.cursor and plan.take_skip(object_id)):
+                plan.pass_entry(index, object_id)
                 continue
             cost = table.stored_bytes(object_id)
-            if plan.is_full or (plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes):
+            is_expected = index in plan.outstanding.get(object_id, ())  # fetched once, and invalidated since
+            is_far = plan.is_full or (plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes)
+            if is_far and not is_expected:
                 break
             if state == states.FREEING:
                 break  # it is absent in a moment, and then fetched again
@@ -206,14 +209,15 @@ class Lookahead:
                 if placement is None:
                     break
                 if placement == Placement.DIRECT:
-                    plan.pass_entry()  # no room will come: its reader asks for it
+                    plan.pass_entry(index, object_id)  # no room will come: its reader asks for it
                     continue
                 fetches.append(self._holdings.start(plan.dataset, object_id, placement, cost))
             elif keeps:
                 self._holdings.try_keep((plan.dataset, object_id))  # another plan reads it once
-            plan.add_outstanding(index, object_id, cost)
-            self._holdings.expect((plan.dataset, object_id))
-            plan.pass_entry()
+            if not is_expected:
+                plan.add_outstanding(index, object_id, cost)
+                self._holdings.expect((plan.dataset, object_id))
+            plan.pass_entry(index, object_id)
         return fetches
 
     def _reserve(self, cost: int, *, keeps: bool) -> Placement | None:
@@ -240,15 +244,15 @@ class Lookahead:
     def _scan_warm(self, plan: Plan, capacity: int) -> list[Fetch]:
         table, residency = self._holdings.tables[plan.dataset], self._holdings.residency
         fetches: list[Fetch] = []
-        for _, object_id in plan.scan(_WARM_WANTED, table.states):
+        for index, object_id in plan.scan(_WARM_WANTED, table.states):
             if table.state[object_id] != states.ABSENT:
-                plan.pass_entry()  # it is in the plan twice
+                plan.pass_entry(index, object_id)  # it is in the plan twice
                 continue
             if len(fetches) >= capacity:
                 break
             if plan.is_past_memory:
                 fetches.append(self._holdings.start(plan.dataset, object_id, Placement.DIRECT, 0))
-                plan.pass_entry()
+                plan.pass_entry(index, object_id)
                 continue
             cost = table.stored_bytes(object_id)
             if not residency.try_reserve_resident(cost):
@@ -256,5 +260,5 @@ class Lookahead:
                     plan.advance(len(plan))
                 break
             fetches.append(self._holdings.start(plan.dataset, object_id, Placement.RESIDENT, cost))
-            plan.pass_entry()
+            plan.pass_entry(index, object_id)
         return fetches

@@ -7,6 +7,9 @@
 An entry between the two that was not resident when the cursor passed it is *outstanding*: it is being fetched or
 waits, transient, for its reader. It counts against the lookahead until it is consumed, or until the position
 passes it, which means that the sample was read some other way or not at all.
+
+An entry between the two whose object was invalidated is *missing*: the cursor has passed it, but its object is to be
+fetched again.
 """
 
 from __future__ import annotations
@@ -102,6 +105,9 @@ _OUTSTANDING_BYTES: Final = 460
 _NOTED_BYTES: Final = 130
 """About what one of them takes of memory."""
 
+_NEAR: Final = 4096
+"""Entries past the position among which missing ones are looked for: files are checked for changes no further ahead."""
+
 _FIRST_CHUNK = 64
 _LARGEST_CHUNK = 4096
 _NO_LIMIT = 1 << 62
@@ -129,8 +135,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_costs", "_num_outstanding", "_order", "_reports", "_skip", "ahead_bytes", "consumer", "cursor", "dataset",
-        "is_past_memory", "max_in_flight", "outstanding", "position", "resident", "warm", "window",
+        "_costs", "_missing", "_missing_from", "_num_outstanding", "_order", "_reports", "_skip", "ahead_bytes", "consumer",
+        "cursor", "dataset", "is_past_memory", "max_in_flight", "outstanding", "position", "resident", "warm", "window",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +160,8 @@ class Plan:
         self._order: deque[tuple[int, int]] = deque()
         self._skip: dict[int, int] = {}
         self._reports: set[int] = set()
+        self._missing: npt.NDArray[np.bool_] = np.zeros(1, dtype=bool)  # by object id; the last one is never set
+        self._missing_from: int = 0
 
     def __len__(self) -> int:
         """Return how many accesses of the order are known, those included that were dropped."""
@@ -173,7 +181,7 @@ class Plan:
     def memory_bytes(self) -> int:
         """About what is kept for the plan, in bytes."""
         noted = len(self._skip) + len(self._reports)
-        return self.window.nbytes + len(self._order) * _OUTSTANDING_BYTES + noted * _NOTED_BYTES
+        return self.window.nbytes + self._missing.nbytes + len(self._order) * _OUTSTANDING_BYTES + noted * _NOTED_BYTES
 
     def extend(self, ids: Ids) -> None:
         """Append what the sampler drew next; amortised O(1) an id."""
@@ -198,9 +206,46 @@ class Plan:
                     return
             self.cursor = start + len(chunk)
 
-    def pass_entry(self) -> None:
-        """Move the cursor past the entry it stands at."""
-        self.cursor += 1
+    def add_missing(self, object_id: int, num_objects: int) -> None:
+        """Note that the object was invalidated, so that ``scan_missing`` yields its next entry.
+
+        Args:
+            object_id: Index of the object in its manifest.
+            num_objects: Number of objects in the manifest.
+        """
+        if object_id >= len(self._missing) - 1:
+            known, self._missing = self._missing, np.zeros(num_objects + 1, dtype=bool)
+            self._missing[: len(known)] = known
+        self._missing[object_id] = True
+        self._missing_from = self.position
+
+    def scan_missing(self) -> Iterator[tuple[int, int]]:
+        """Yield (index, object id) of missing entries near the position.
+
+        The caller calls ``pass_entry`` with the index, or stops, and the same entry comes again.
+        """
+        last = len(self._missing) - 1
+        start, stop = max(self._missing_from, self.position), min(self.cursor, self.position + _NEAR)
+        if not last or start >= stop:
+            return
+        part = self.window.part(start, stop)
+        for offset in np.flatnonzero(self._missing[np.minimum(part, last)]).tolist():
+            self._missing_from, object_id = start + offset, int(part[offset])
+            if self._missing[object_id]:
+                yield self._missing_from, object_id
+                if self._missing[object_id]:
+                    return
+        self._missing_from = stop
+
+    def pass_entry(self, index: int, object_id: int) -> None:
+        """Move the cursor past the entry at this index, if it stands there; the entry is not missing any more."""
+        if index == self.cursor:
+            self.cursor += 1
+        self._forget_missing(object_id)
+
+    def _forget_missing(self, object_id: int) -> None:
+        if object_id < len(self._missing):
+            self._missing[object_id] = False
 
     def take_skip(self, object_id: int) -> bool:
         """Return True, once, when the entry was consumed before the cursor came to it."""
@@ -246,6 +291,7 @@ class Plan:
         indices = self.outstanding.get(object_id)
         if indices is None:
             return False
+        self._forget_missing(object_id)
         indices.pop(0)
         self._num_outstanding -= 1
         if not indices:
@@ -253,7 +299,8 @@ class Plan:
         return True
 
     def skip_once(self, object_id: int) -> None:
-        """Let the cursor pass the object's next entry: it was read before the cursor came to it."""
+        """Let the cursor pass the object's next entry: it was read before the cursor came to it, or while it was missing."""
+        self._forget_missing(object_id)
         if self.cursor < len(self) and len(self._skip) < MOST_OUTSTANDING:
             self._skip[object_id] = self._skip.get(object_id, 0) + 1
 
@@ -281,6 +328,7 @@ class Plan:
         self._order.clear()
         self._skip.clear()
         self._reports.clear()
+        self._missing = self._missing[-1:]
         self.ahead_bytes = self._num_outstanding = 0
         self.cursor = self.position = len(self)
         return dropped
@@ -292,6 +340,7 @@ class Plan:
         assert self.ahead_bytes == sum(self._costs.values())
         assert self._costs.keys() == self.outstanding.keys()
         assert all(self.outstanding.values())
+        assert not self._missing[-1]
 
     def _forget(self, object_id: int) -> None:
         del self.outstanding[object_id]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from prefeed.core import table as states
 from prefeed.core.actions import Action, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.consumers import Consumers
-from prefeed.core.inventory import Holdings, Residency
+from prefeed.core.inventory import Holdings, Key, Residency
 from prefeed.core.lookahead import Lookahead, NextUse
 from prefeed.core.plan import Ids, Plan, Window
 from prefeed.core.table import ObjectTable
@@ -46,6 +46,7 @@ class Scheduler:
         self._lookahead = Lookahead(self.holdings, self._consumers, lookahead_bytes=lookahead_bytes)
         self._next_use = NextUse(self.holdings, self._consumers)
         self._demanded: list[Fetch] = []
+        self._invalidated: set[Key] = set()  # until they are freed
         self._read_last: dict[int, int] = {}  # bytes of datasets, as they were when a consumer of theirs ended
         self._nobody_reads = True
 
@@ -101,13 +102,15 @@ class Scheduler:
         self.holdings.transfer(source, source_ids, target, target_ids)
 
     def invalidate(self, dataset: int, object_id: int) -> bool:
-        """What the tier holds of this resident is out of date: it is freed. False when it is no resident.
+        """Free an object that is out of date; plans that still need it fetch it again.
 
-        A plan whose cursor has passed it does not fetch it again: its reader asks for it.
+        Returns:
+            False if the object is neither a resident nor a transient.
         """
-        if self.tables[dataset].state[object_id] != states.RESIDENT:
+        if self.tables[dataset].state[object_id] not in (states.RESIDENT, states.TRANSIENT):
             return False
         self.holdings.free(dataset, object_id)
+        self._invalidated.add((dataset, object_id))
         return True
 
     # ------------------------------------------------------------ events: plans
@@ -341,6 +344,10 @@ class Scheduler:
     def freed(self, free: Free) -> None:
         """The entry is gone from the tier: its room may be used again."""
         self.holdings.freed(free)
+        key = (free.dataset, free.object_id)
+        if key in self._invalidated:
+            self._invalidated.remove(key)
+            self._consumers.add_missing(*key)
 
     # ------------------------------------------------------------ decisions
 

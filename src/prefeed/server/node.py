@@ -162,7 +162,7 @@ class Node:
             entries += len(own)
             size_bytes += sum(map(table.stored_bytes, own))
             for object_id in ids.tolist():
-                self.scheduler.invalidate(number, object_id)
+                self.scheduler.holdings.free(number, object_id)
         self.pump()
         return ClearResult(entries=entries, bytes=size_bytes)
 

@@ -20,7 +20,7 @@ def scan_all(plan: Plan, states: list[int]) -> list[tuple[int, int]]:
     found = []
     for index, object_id in plan.scan(WANTED, np.array(states, dtype=np.uint8)):
         found.append((index, object_id))
-        plan.pass_entry()
+        plan.pass_entry(index, object_id)
     return found
 
 
@@ -151,7 +151,7 @@ def test_what_is_expected_of_a_plan_and_noted_takes_bounded_memory() -> None:
     plan = plan_of(*[1, 2, 3] * 20_000)
     while not plan.is_full:
         plan.add_outstanding(plan.cursor, 1 + plan.cursor % 3, 10)
-        plan.pass_entry()
+        plan.pass_entry(plan.cursor, 1 + plan.cursor % 3)
     assert plan.cursor == MOST_OUTSTANDING
     for object_id in range(10**5):
         plan.skip_once(object_id)
@@ -164,7 +164,7 @@ def test_a_loop_that_lags_behind_its_workers_leaves_nothing_of_what_was_read() -
     plan = plan_of(*range(50_000))
     for index in range(50_000):
         plan.add_outstanding(index, index, 10)
-        plan.pass_entry()
+        plan.pass_entry(index, index)
         assert plan.try_consume(index)
     assert not plan.is_full
     assert plan.memory_bytes < plan.window.nbytes + 10**7

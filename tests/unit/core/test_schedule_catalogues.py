@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prefeed.core.actions import Free, Outcome
+from prefeed.core.actions import Free, Outcome, Placement
 from prefeed.core.table import ABSENT, FREEING, RESIDENT, UNKNOWN_SIZE
 from prefeed.types import ReadCounts
 from ring import Ring, as_ids
@@ -104,6 +104,7 @@ def test_a_resident_that_is_out_of_date_is_freed_and_fetched_for_its_reader() ->
     ring = ring_of(100, 3)
     ring.plan(A, 1, range(3))
     ring.arrive_all()
+    ring.scheduler.position(A, 3)
     assert ring.scheduler.invalidate(1, 1)
     ring.collect()
     assert ring.freeing == [Free(1, 1, SIZE, True)]
@@ -133,16 +134,50 @@ def test_a_plan_that_has_not_come_so_far_fetches_it_again() -> None:
     assert ring.fetched.count((1, 9)) == 2
 
 
-def test_only_a_resident_can_be_out_of_date() -> None:
+def test_only_what_is_held_can_be_out_of_date() -> None:
     ring = ring_of(30, 100)
     ring.plan(A, 1, range(100))
     assert not ring.scheduler.invalidate(1, 0)  # on its way
     ring.arrive_all()
-    assert not ring.scheduler.invalidate(1, 20)  # transient
     assert not ring.scheduler.invalidate(1, 99)  # absent
     assert ring.collect() == []
-    assert ring.scheduler.invalidate(1, 0)
-    assert not ring.scheduler.invalidate(1, 0)  # on its way out
+    for held in (0, 20):  # a resident, a transient
+        assert ring.scheduler.invalidate(1, held)
+        assert not ring.scheduler.invalidate(1, held)  # on its way out
+    assert ring.settle_frees() == [(1, 0), (1, 20)]
+
+
+def test_what_is_missing_is_fetched_in_the_order_in_which_it_is_read() -> None:
+    ring = ring_of(100, 30)
+    ring.plan(A, 1, range(29, -1, -1))
+    ring.arrive_all()
+    ring.scheduler.tables[1].max_in_flight = 0
+    for object_id in range(20):
+        assert ring.scheduler.invalidate(1, object_id)
+    ring.settle_frees()
+    ring.scheduler.tables[1].max_in_flight = 2
+    assert ring.collect() == [(1, 19), (1, 18)]
+    ring.scheduler.position(A, 20)  # the next one is 9: what the loop has is not fetched for it any more
+    ring.arrive(1, 19)
+    assert ring.fetched[-1] == (1, 9)
+    ring.arrive_all()
+    assert ring.fetched.count((1, 10)) == 1
+    assert [ring.fetched.count((1, object_id)) for object_id in range(10)] == [2] * 10
+
+
+def test_what_its_reader_asked_for_while_it_was_missing_is_not_fetched_ahead_as_well() -> None:
+    ring = ring_of(100, 3)
+    ring.scheduler.tables[1].max_in_flight = 0
+    ring.scheduler.adopt(1, range(3), [SIZE] * 3)
+    ring.plan(A, 1, range(3))
+    ring.scheduler.invalidate(1, 1)
+    ring.settle_frees()
+    token = ring.demand(1, 1, consumer=A)
+    assert ring.arrive(1, 1, size=10**6) == Placement.DIRECT
+    assert ring.outcome(token) == Outcome.INLINE
+    ring.consume(A, 1, [1])
+    ring.scheduler.tables[1].max_in_flight = 10
+    assert ring.collect() == []
 
 
 # ------------------------------------------------------------ counts of one consumer
