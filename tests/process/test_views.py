@@ -16,6 +16,7 @@ import pytest
 
 from leaks import wait_until
 from sandbox import Sandbox, servers_of
+from slow_files import slow_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
@@ -126,6 +127,17 @@ def test_a_file_system_that_has_the_number_of_one_before(data: Path) -> None:
     assert [(job["right"], job["first"][:5]) for job in said] == [
         ([True, True], word) for word in ("first", "first", "again", "again") * 2
     ]
+
+
+def test_a_file_system_that_is_mounted_again(data: Path, ours: Path, else_s: Path) -> None:
+    """By a new daemon, at the same path: what it holds stays cached. Another one of the same kind and name is another."""
+    with slow_files(ours) as first, slow_files(ours) as again, slow_files(else_s) as other:
+        said = [*container([(first.path, data)], job(data)), *container([(again.path, data)], job(data))]
+        said += container([], *(job(data, "files", fresh=data, source=slow.path) for slow in (first, again, other)))
+    assert [(job["right"], job["first"][:4]) for job in said] == [
+        ([True, True], word) for word in ["ours"] * 4 + ["else"]
+    ]
+    assert [job["requests"] for job in said] == [NUM_FILES, 0, NUM_FILES, 0, NUM_FILES]
 
 
 def test_one_server_after_the_other(data: Path, ours: Path, else_s: Path, sandbox: Sandbox, monkeypatch: Any) -> None:

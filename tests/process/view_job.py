@@ -2,7 +2,7 @@
 
 The argument is JSON: ``mounts``, a list of (source, target) that are bound, "" for a new tmpfs; then ``jobs``, each in a
 child of its own, one after the other, with ``data``, ``kind``, ``root`` (its root directory) and ``fill`` (files that it
-writes first), after a new tmpfs was mounted on ``fresh``.
+writes first), after ``source``, or a new tmpfs, was mounted on ``fresh``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run(job: dict[str, Any]) -> None:
         os.chdir("/")
     if job.get("fresh"):  # the kernel gives the new one the number that the old one had
         _libc.umount2(job["fresh"].encode(), 0)
-        mount("", job["fresh"])
+        mount(job.get("source", ""), job["fresh"])
     for name, text in job.get("fill", {}).items():
         Path(name).write_text(text)
         os.utime(name, ns=(10**18, 10**18))

@@ -1,7 +1,7 @@
 """Sizes and versions of files, as columns: which file each one is, and when it last changed.
 
 A version is a record as hexadecimal digits: a mark that it is a file's, and four numbers of 8 bytes, nanoseconds of the last
-change, size, inode, and file system. So the versions of many files are made by one conversion of an array, and not one by one.
+change, size, inode, and file system (see ``filesystems``). So the versions of many files are made by one conversion of an array, and not one by one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.sources.file_names import leave_out, raise_translated, work_off
-from prefeed.sources.filesystems import OWN, FileSystems
+from prefeed.sources.filesystems import OWN, FileSystems, SystemNumber
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.views import View
 from prefeed.types import ListingProgress
@@ -32,7 +32,7 @@ _BITS: Final = 2**64 - 1
 _RECORD: Final = struct.Struct(">4sQQQQ")
 _MARK: Final = b"file"
 _RECORDS: Final = np.dtype([("mark", "S4"), ("numbers", ">u8", 4)])
-_GONE: Final = (-1, 0, 0, 0)
+_GONE: Final = (-1, 0, 0, 0, 0)
 
 
 def version_of(status: os.stat_result, where: str | int, file_systems: FileSystems = OWN) -> str:
@@ -43,9 +43,9 @@ def version_of(status: os.stat_result, where: str | int, file_systems: FileSyste
         where: Path or descriptor that leads to it.
         file_systems: Of the view that it was asked in.
     """
-    number, is_numbered = file_systems.number(status.st_dev, where)
-    inode = status.st_ino if is_numbered else 0
-    return _RECORD.pack(_MARK, status.st_mtime_ns & _BITS, status.st_size, inode, number).hex()
+    number = file_systems.number(status.st_dev, where)
+    inode, system = status.st_ino if number.is_numbered else 0, number.of_file(status.st_ctime_ns)
+    return _RECORD.pack(_MARK, status.st_mtime_ns & _BITS, status.st_size, inode, system).hex()
 
 
 def changed_ns_of(version: str) -> int | None:
@@ -66,7 +66,7 @@ class FileTable:
         sizes: Bytes, shape (num_files,); -1 of what is no file.
         changed_ns: When each last changed, shape (num_files,).
         inodes: Shape (num_files,); 0 where they do not say which file it is.
-        systems: Number of the file system, shape (num_files,).
+        systems: File system as ``SystemNumber.of_files`` tells it, shape (num_files,).
         is_beside: Whether each is on the file system of the directory that it is in, shape (num_files,).
     """
 
@@ -136,7 +136,7 @@ class _Questions:
         self._num_files = len(paths)
         self._num_asked = self._num_bytes = 0
         self._answers: dict[int, tuple[array[int], int]] = {}  # by id of the first file; and the directory's device
-        self._numbers: dict[int, tuple[int, bool]] = {}
+        self._numbers: dict[int, SystemNumber] = {}
         tasks: list[tuple[bytes, int, list[bytes]]] = []
         at = 0
         for directory, found in groupby(paths, key=lambda path: path[: path.rfind(b"/") + 1]):
@@ -173,16 +173,16 @@ class _Questions:
                 own = os.fstat(descriptor).st_dev
                 self._ask_names(names, descriptor, directory, found)
                 self._know(own, descriptor)
-                for device in set(found[3::4]) - self._numbers.keys() - {0}:  # what links lead to
-                    self._know(device, os.fsdecode(directory + names[found[3::4].index(device)]))
+                for device in set(found[3::5]) - self._numbers.keys() - {0}:  # what links lead to
+                    self._know(device, os.fsdecode(directory + names[found[3::5].index(device)]))
             finally:
                 os.close(descriptor)
         self._answers[start] = _packed(found), own
         self._num_asked += len(names)
-        self._num_bytes += sum(found[::4])
+        self._num_bytes += sum(found[::5])
 
     def _ask_names(self, names: list[bytes], descriptor: int, directory: bytes, found: list[int]) -> None:
-        """Append size, time, inode and device of each file."""
+        """Append size, time, inode, device and ctime of each file."""
         ask, type_bits, is_file = self._question(directory), 0o170000, stat.S_IFREG
         for name in names:
             try:
@@ -192,7 +192,7 @@ class _Questions:
                 found += _GONE
                 continue
             if status.st_mode & type_bits == is_file:
-                found += (status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
+                found += (status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns)
             else:
                 found += _GONE
 
@@ -203,13 +203,15 @@ class _Questions:
     def _table(self) -> FileTable:
         answers = [self._answers[start] for start in sorted(self._answers)]
         joined = b"".join(answer.tobytes() for answer, _ in answers)
-        sizes, changed_ns, inodes, devices = np.ascontiguousarray(np.frombuffer(joined, np.int64).reshape(-1, 4).T)
-        own = np.repeat(np.array([device for _, device in answers], np.int64), [len(one) // 4 for one, _ in answers])
+        sizes, changed_ns, inodes, devices, ctimes = np.ascontiguousarray(
+            np.frombuffer(joined, np.int64).reshape(-1, 5).T
+        )
+        own = np.repeat(np.array([device for _, device in answers], np.int64), [len(one) // 5 for one, _ in answers])
         systems = np.zeros(self._num_files, np.uint64)
-        for device, (number, is_numbered) in self._numbers.items():
+        for device, number in self._numbers.items():
             is_on = devices == device
-            systems[is_on] = number
-            if not is_numbered:
+            systems[is_on] = number.of_files(ctimes[is_on])
+            if not number.is_numbered:
                 inodes[is_on] = 0
         return FileTable(sizes, changed_ns, inodes.view(np.uint64), systems, devices == own)
 

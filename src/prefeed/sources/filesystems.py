@@ -2,19 +2,26 @@
 
 Two containers may have different files of one size and time at one path, and one server after the other may be started
 in each of them. So a version also says which file system a file is on, and which of its files it is.
+
+Some file systems have no name but the number of their mount, which changes when they are mounted again: most kinds of FUSE.
+There the time of a file's last change of status (``ctime``) takes the place of that number if it has a fraction of a second,
+because then it comes from a clock that no program sets: two files that differ do not share it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from prefeed.sources.mounts import sources_of_devices
+from prefeed.sources.mounts import NETWORK_TYPES, sources_of_devices
 from prefeed.system.machine import boot_id, is_loopback, mount_number
 
 _NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lustre", "nfs", "nfs4", "wekafs"})
@@ -23,8 +30,55 @@ _NAMED: Final = frozenset({"ceph", "fuse.glusterfs", "fuse.juicefs", "gpfs", "lu
 _BY_HOST: Final = frozenset({"nfs", "nfs4"})
 """Of these, types whose name begins with a host: that of a tunnel on this machine says nothing of who is at its other end."""
 
+_NAMED_HERE: Final = frozenset({"cifs", "fuse.rclone", "fuse.sshfs", "smb3"})
+"""Types that are mounted by a name of what they hold that this machine resolves."""
+
+_HOST: Final = re.compile(r"(?://|.*@)?([^/:]*)")
+"""Of such a name: ``//host/share``, ``user@host:path``; also the remote of rclone, ``remote:path``."""
+
 _UNNUMBERED: Final = frozenset({"9p", "cifs", "fuse", "smb3", "smbfs", "vboxsf", "vmhgfs"})
 """Types, beside ``fuse.*``, that may give a file another number when the kernel had forgotten it."""
+
+
+_SECOND: Final = 10**9
+_BITS: Final = 2**64 - 1
+
+Mounted = tuple[str, str, str]
+"""Type, source and mount point of a file system."""
+
+
+class FileSystem(NamedTuple):
+    """Identity of a file system.
+
+    Attributes:
+        name: Never that of another one.
+        is_numbered: Whether numbers of its files say which file it is.
+        lasting: Name that it keeps when it is mounted again, which another one may have; "" if it has none.
+    """
+
+    name: str
+    is_numbered: bool
+    lasting: str = ""
+
+
+class SystemNumber(NamedTuple):
+    """A ``FileSystem`` as 64 bits: the digests of its names, ``lasting`` is 0 if it has none."""
+
+    digest: int
+    is_numbered: bool
+    lasting: int
+
+    def of_file(self, ctime_ns: int) -> int:
+        """Return the part of a file's version that tells file systems apart."""
+        return (self.lasting ^ ctime_ns) & _BITS if self.lasting and ctime_ns % _SECOND else self.digest
+
+    def of_files(self, ctimes_ns: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return ``of_file`` for each time; shape (num_files,)."""
+        found = np.full(len(ctimes_ns), self.digest, np.uint64)
+        if self.lasting:
+            has_fraction = ctimes_ns % _SECOND != 0
+            found[has_fraction] = np.uint64(self.lasting) ^ ctimes_ns[has_fraction].view(np.uint64)
+        return found
 
 
 class FileSystems:
@@ -36,11 +90,11 @@ class FileSystems:
     def __init__(self, *, opened: Callable[[str, int], int] | None = None) -> None:
         """Name those that this process sees, or, if paths are opened otherwise, those that another one sees."""
         self._opened = opened
-        self._devices: Mapping[str, tuple[str, str]] = {}
-        self._names: dict[int, tuple[str, bool]] = {}
-        self._numbers: dict[int, tuple[int, bool]] = {}
+        self._devices: Mapping[str, Mounted] = {}
+        self._names: dict[int, FileSystem] = {}
+        self._numbers: dict[int, SystemNumber] = {}
 
-    def learn(self, devices: Mapping[str, tuple[str, str]] | None = None) -> None:
+    def learn(self, devices: Mapping[str, Mounted] | None = None) -> None:
         """Look at each again: the kernel gives the number of a file system that was unmounted to the next one.
 
         Args:
@@ -60,19 +114,20 @@ class FileSystems:
             status: Of the file.
             where: Path or descriptor that leads to it.
         """
-        name, is_numbered = self._names.get(status.st_dev) or self._look(status.st_dev, where)
-        return f"{name}#{status.st_ino}" if is_numbered else name
+        system = self._names.get(status.st_dev) or self._look(status.st_dev, where)
+        return f"{system.name}#{status.st_ino}" if system.is_numbered else system.name
 
-    def number(self, device: int, where: str | int) -> tuple[int, bool]:
-        """Return 64 bits for a file system, and whether numbers of its files say which file it is; see ``identify``."""
+    def number(self, device: int, where: str | int) -> SystemNumber:
+        """Return 64 bits for a file system; see ``identify``."""
         found = self._numbers.get(device)
         if found is None:
-            name, is_numbered = self._names.get(device) or self._look(device, where)
+            name, is_numbered, lasting = self._names.get(device) or self._look(device, where)
             digest = xxh3_64_intdigest(os.fsencode(f"{name}#" if is_numbered else name))
-            found = self._numbers[device] = digest, is_numbered
+            lasting_digest = xxh3_64_intdigest(os.fsencode(lasting)) if lasting else 0
+            found = self._numbers[device] = SystemNumber(digest, is_numbered, lasting_digest)
         return found
 
-    def _look(self, device: int, where: str | int) -> tuple[str, bool]:
+    def _look(self, device: int, where: str | int) -> FileSystem:
         if self._opened is not None and isinstance(where, str):
             descriptor = self._opened(where, os.O_PATH | os.O_CLOEXEC)
             try:
@@ -83,22 +138,41 @@ class FileSystems:
         number = f"{os.major(device)}:{os.minor(device)}"
         if number not in self._devices and self._opened is None:
             self._devices = mounted_devices()
-        kind, source = self._devices.get(number, ("", ""))
+        kind, source, point = self._devices.get(number, ("", "", ""))
         if kind in _NAMED and source and not (kind in _BY_HOST and is_loopback(source.partition(":/")[0])):
             cluster = f"/{self._number(where):x}" if kind == "ceph" else ""  # one of several that its monitors have
-            found = f"{kind}:{source}{cluster}", True
+            found = FileSystem(f"{kind}:{source}{cluster}", True)
+        elif kind in _NAMED_HERE and not is_loopback(_HOST.findall(source)[0]):
+            found = FileSystem(f"{boot_id()}/{kind}:{source}", False)
         elif _is_unnumbered(kind):
-            found = f"{boot_id()}/{_mount_of(where)}", False
-        else:
+            found = FileSystem(
+                f"{boot_id()}/{_mount_of(where)}", False, self._lasting_name(device, kind, source, point)
+            )
+        elif (own := self._number(where)) or os.major(device):  # tells it from one that had its device before it
             disk = _disk_sequence(number) if os.major(device) else ""
-            found = f"{boot_id()}/{device}-{self._file_system_id(device, where)}{disk}", True
+            found = FileSystem(f"{boot_id()}/{device}-{own:x}{disk}", True)
+        else:
+            lasting = self._lasting_name(device, kind, source, point)
+            found = FileSystem(f"{boot_id()}/{device}-{_mount_of(where)}", True, lasting)
         names[device] = found
         return found
 
-    def _file_system_id(self, device: int, where: str | int) -> str:
-        """Return the number that tells the file system from one that had its device before it."""
-        number = self._number(where)
-        return f"{number:x}" if number or os.major(device) else _mount_of(where)
+    def _lasting_name(self, device: int, kind: str, source: str, point: str) -> str:
+        """Return a name by type, source and root directory; "" if that cannot be found."""
+        try:
+            root = self._stat(point)
+        except OSError:
+            return ""
+        return f"{boot_id()}/{kind}:{source}/{root.st_ino}" if kind and root.st_dev == device else ""
+
+    def _stat(self, path: str) -> os.stat_result:
+        if self._opened is None:
+            return os.stat(path)
+        descriptor = self._opened(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _number(self, where: str | int) -> int:
         try:
@@ -111,12 +185,12 @@ OWN: Final = FileSystems()
 """Of this process."""
 
 
-def mounted_devices() -> dict[str, tuple[str, str]]:
-    """Return type and source, by device, of the file systems that this process sees and that their device does not tell."""
+def mounted_devices() -> dict[str, Mounted]:
+    """Return the file systems, by device, that this process sees and that their device does not tell."""
     return {
-        device: (kind, source)
-        for device, (kind, source) in sources_of_devices().items()
-        if kind in _NAMED or _is_unnumbered(kind)
+        device: mounted
+        for device, mounted in sources_of_devices().items()
+        if mounted[0] in _NAMED or mounted[0] in NETWORK_TYPES or _is_unnumbered(mounted[0])
     }
 
 

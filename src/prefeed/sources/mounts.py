@@ -148,14 +148,16 @@ def _nearest(path: str, mountinfo: str | None) -> Mount | None:
     return next((mounts[place] for place in (path, *_above(path)) if place in mounts), None)
 
 
-def sources_of_devices(mountinfo: str | None = None) -> dict[str, tuple[str, str]]:
-    """Return the type, and the name of what is mounted, of each file system that is mounted, by its device, ``8:1``."""
-    found = {}
-    for line in (_own_mountinfo() if mountinfo is None else mountinfo).split("\n"):
-        fields = line.split(" ")
-        if "-" in fields[5:-2]:
-            at = fields.index("-", 5)
-            found[fields[2]] = fields[at + 1], _unescaped(fields[at + 2])
+def sources_of_devices(mountinfo: str | None = None) -> dict[str, tuple[str, str, str]]:
+    """Return type, name of what is mounted, and mount point of each file system that is mounted, by its device, ``8:1``.
+
+    Of several mount points it is the last one that shows the file system's root, or the last one.
+    """
+    found: dict[str, tuple[str, str, str]] = {}
+    lines = [line.split(" ") for line in (_own_mountinfo() if mountinfo is None else mountinfo).split("\n")]
+    for fields in sorted((line for line in lines if "-" in line[5:-2]), key=lambda line: line[3] == "/"):
+        at = fields.index("-", 5)
+        found[fields[2]] = fields[at + 1], _unescaped(fields[at + 2]), _unescaped(fields[4])
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from xxhash import xxh3_64_hexdigest
 
-from prefeed.sources.filesystems import OWN, FileSystems
+from prefeed.sources.filesystems import OWN, FileSystems, Mounted
 from prefeed.sources.mounts import mounts_below
 from prefeed.system.machine import boot_id
 
@@ -44,7 +44,7 @@ class View:
         self._users = 0
         self._attached = 0
 
-    def attach(self, root: int, devices: Mapping[str, tuple[str, str]]) -> None:
+    def attach(self, root: int, devices: Mapping[str, Mounted]) -> None:
         """Another connection handed over the directory; the descriptor belongs to the view now.
 
         Args:
@@ -178,7 +178,7 @@ class Views:
             os.close(own)
         self._views: dict[tuple[int, int, int], View] = {}
 
-    def attach(self, root: int, devices: Mapping[str, tuple[str, str]]) -> View | None:
+    def attach(self, root: int, devices: Mapping[str, Mounted]) -> View | None:
         """Return the view of a client that handed over its root directory; None when it sees what this process sees.
 
         The descriptor is closed, now or by the view.

@@ -20,7 +20,7 @@ from prefeed.types import (
     WarmResult,
 )
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Changes with every incompatible message; both sides must agree."""
 
 
@@ -34,15 +34,15 @@ class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 class Hello(Message, frozen=True):
     """First word of a client. A descriptor of its root directory comes with it: the server reads files as the client sees them.
 
-    ``namespace`` is that of its process ids, ``network`` that of its addresses, empty when it cannot tell. ``devices`` are type
-    and source of file systems that the client sees and that their device does not tell.
+    ``namespace`` is that of its process ids, ``network`` that of its addresses, empty when it cannot tell. ``devices`` are type,
+    source and mount point of file systems that the client sees and that their device does not tell.
     """
 
     protocol: int
     version: str
     pid: int
     namespace: str = ""
-    devices: dict[str, tuple[str, str]] = field(default_factory=dict)
+    devices: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     network: str = ""
 
 

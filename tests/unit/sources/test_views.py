@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from prefeed.sources import filesystems
-from prefeed.sources.filesystems import FileSystems
+from prefeed.sources.filesystems import FileSystems, SystemNumber
 from prefeed.sources.mounts import mounts_below, sources_of_devices
 from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.views import NAMESPACE_DIGITS, View, Views, mark_of_directory, open_own_root
@@ -91,15 +92,27 @@ def test_file_systems_are_known_by_what_they_hold_where_they_say_it(tmp_path: Pa
     status = os.stat(tmp_path / "a")
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     found = {}
-    for kind in ("nfs4", "fuse.juicefs", "fuse.sshfs", "cifs", "ext4"):
+    for kind in ("nfs4", "fuse.juicefs", "fuse.sshfs", "fuse.slow", "cifs", "ext4"):
         systems = FileSystems()
-        systems.learn({device: (kind, "server:/export")})
+        systems.learn({device: (kind, "server:/export", "/nowhere")})
         found[kind] = systems.identify(status, str(tmp_path))
     assert found["nfs4"] == f"nfs4:server:/export#{status.st_ino}"
     assert found["fuse.juicefs"] == f"fuse.juicefs:server:/export#{status.st_ino}"
     assert "#" not in found["fuse.sshfs"] + found["cifs"], "their numbers may change"
-    assert "mount-" in found["fuse.sshfs"]
+    assert found["fuse.sshfs"] == f"{boot_id()}/fuse.sshfs:server:/export"
+    assert "mount-" in found["fuse.slow"]
     assert found["ext4"].endswith(f"#{status.st_ino}")
+
+
+def test_a_file_system_that_only_its_mount_names_is_told_by_when_its_files_changed() -> None:
+    """The time tells something if it has a fraction of a second: daemons that have none say whole seconds, or always the same."""
+    system = SystemNumber(digest=1 << 63, is_numbered=False, lasting=(1 << 63) + 7)
+    times = [0, 10**18, 10**18 + 1, 10**18 + 2, -1, -(10**9)]
+    found = [system.of_file(time) for time in times]
+    assert system.of_files(np.array(times)).tolist() == found
+    assert [number == system.digest for number in found] == [True, True, False, False, False, True]
+    assert len(set(found)) == 4
+    assert system._replace(lasting=0).of_files(np.array(times)).tolist() == [system.digest] * len(times)
 
 
 def test_a_tunnel_s_end_on_this_machine_names_no_file_server(tmp_path: Path) -> None:
@@ -108,9 +121,14 @@ def test_a_tunnel_s_end_on_this_machine_names_no_file_server(tmp_path: Path) -> 
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     systems = FileSystems()
     for source in ("127.0.0.1:/", "[::1]:/export", "localhost:/export"):
-        systems.learn({device: ("nfs4", source)})
+        systems.learn({device: ("nfs4", source, "/nowhere")})
         assert boot_id() in systems.identify(status, str(tmp_path))
-    systems.learn({device: ("fuse.glusterfs", "localhost:/volume")})  # it numbers files by what no other has
+    for kind, source in (("fuse.sshfs", "me@localhost:/data"), ("cifs", "//127.0.0.1/share")):
+        systems.learn({device: (kind, source, "/nowhere")})
+        assert source not in systems.identify(status, str(tmp_path))
+    systems.learn(
+        {device: ("fuse.glusterfs", "localhost:/volume", "/nowhere")}
+    )  # it numbers files by what no other has
     assert boot_id() not in systems.identify(status, str(tmp_path))
 
 
@@ -119,7 +137,7 @@ def test_file_systems_of_one_ceph_cluster_are_several(tmp_path: Path, monkeypatc
     status, found = os.stat(tmp_path), set()
     for number in (7, 8):
         systems = FileSystems()
-        systems.learn({f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}": ("ceph", "mon-1,mon-2:/")})
+        systems.learn({f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}": ("ceph", "mon-1,mon-2:/", "/nowhere")})
         monkeypatch.setattr(filesystems.os, "statvfs", lambda _, number=number: SimpleNamespace(f_fsid=number))
         found.add(systems.identify(status, str(tmp_path)))
     assert len(found) == 2
@@ -156,8 +174,8 @@ def test_an_image_that_takes_another_s_place_is_another(tmp_path: Path) -> None:
 
 def test_what_mountinfo_says() -> None:
     assert sources_of_devices(MOUNTINFO) == {
-        "254:0": ("ext4", "/dev/vda"), "0:55": ("nfs4", "server:/export one"), "0:56": ("fuse.sshfs", "host:/x"),
-        "0:57": ("tmpfs", "tmpfs"),
+        "254:0": ("ext4", "/dev/vda", "/"), "0:55": ("nfs4", "server:/export one", "/data"),
+        "0:56": ("fuse.sshfs", "host:/x", "/data/be low"), "0:57": ("tmpfs", "tmpfs", "/database"),
     }  # fmt: skip
     assert mounts_below("/data", MOUNTINFO) == [("41", "0:56", "/part", "/data/be low")]
     assert mounts_below("/", MOUNTINFO)[0][3] == "/data"
