@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import prefeed
 from e2e.hashed import Hashed, HashedInBatches, kept, write_hashed
@@ -238,6 +238,33 @@ def test_a_short_epoch_over_slow_storage_stays_in_place_and_the_next_one_is_plan
 
     assert wait_until(are_planned, timeout_seconds=60)  # the loop waits: nothing of these was read through the server
     assert seen + list(batches) == expected
+
+
+@pytest.mark.parametrize("num_learned", [0, NUM_SAMPLES // 2, NUM_SAMPLES])
+def test_a_short_first_epoch_joins_if_an_earlier_run_learned_the_dataset(
+    root: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, num_learned: int
+) -> None:
+    """No server runs, and a new one begins with what the earlier one learned; of another dataset nothing is known."""
+    monkeypatch.setattr(in_place, "QUICK_NS", ALWAYS_SLOW)
+    dataset = Hashed(root, NUM_SAMPLES)
+    epoch(
+        loader_of(Subset(dataset, range(num_learned)) if num_learned else Hashed(root, NUM_SAMPLES - 1)),
+        until_joined_after=1,
+    )
+    with NodeClient.connect(resolve(), autostart=False) as node:
+        node.stop()
+    assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=60)
+    monkeypatch.setattr(core_in_place, "SHORT_SECONDS", 1e9)
+    monkeypatch.setattr(core_in_place, "START_SECONDS", 0.0)
+
+    ours, truth = loader_of(dataset), list(truth_of(dataset))
+    batches = iter(ours)
+    seen = [next(batches)]
+    place = _attachment_of(ours, explicit=True)._place
+    assert place is not None
+    assert wait_until(lambda: place.is_joined or place.state.stays, timeout_seconds=120)
+    assert place.is_joined == bool(num_learned)
+    assert seen + list(batches) == truth
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

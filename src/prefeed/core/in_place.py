@@ -58,7 +58,8 @@ def is_short(
         num_reads: That were measured.
         num_samples: Of the epoch, each taken to be one read.
         num_workers: That read side by side; 0: the loop itself.
-        has_been: Another loader has read such a dataset before, and more will: ``START_SECONDS``.
+        has_been: Another loader has read such a dataset before, and more will, or it was learned in an earlier run:
+            ``START_SECONDS``.
     """
     most_seconds = min(START_SECONDS, SHORT_SECONDS) if has_been else SHORT_SECONDS
     return num_reads > 0 and waited_seconds / num_reads * num_samples / max(1, num_workers) < most_seconds

@@ -29,8 +29,10 @@ from prefeed.loaders.searching import attributes_of, find_columns
 from prefeed.loaders.stages import peeled
 from prefeed.places import say_once
 from prefeed.sampleset.names import resolve_roots
+from prefeed.sources.catalogue import catalogues_named, name_of_learned
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
+from prefeed.store.node_directory import NODES, found_by_next_server
 
 _LAYOUT: Final = "2"
 _LONGEST: Final = 4096
@@ -254,6 +256,7 @@ class Opening:
         is_of_prefeed: It is one of prefeed's own, which knows its objects.
         has_cache: Its samples come from the cache of a stage, or what they are made of is below one.
         some_paths: The first and the last of the files that it names.
+        was_learned: Returns whether an earlier run has learned which files its samples open; reads the home.
     """
 
     open_on: OpenAccess
@@ -263,6 +266,7 @@ class Opening:
     is_of_prefeed: bool = False
     has_cache: bool = False
     some_paths: tuple[str, ...] = ()
+    was_learned: Callable[[], bool] = bool
 
     def __call__(self, node: NodeClient) -> AccessMap:
         """Return the access map on this node."""
@@ -365,7 +369,10 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:
     if not hasattr(base, "__len__"):
         raise FilesUnknownError(f"its dataset, {name}, has no length")
     normal = None if indices is None else np.where(indices < 0, indices + len(base), indices)
-    return Opening(open_on=lambda node: _learned(node, base, indices, config), indices=normal)
+    return Opening(
+        open_on=lambda node: _learned(node, base, indices, config), indices=normal,
+        was_learned=lambda: _was_learned(base, config),
+    )  # fmt: skip
 
 
 def _unwrapped(dataset: Any) -> tuple[Any, np.ndarray[Any, np.dtype[np.int64]] | None]:
@@ -433,10 +440,20 @@ def _listed(node: NodeClient, declared: Declared, config: Config) -> AccessMap:
     return AccessMap(dataset=dataset, starts=declared.starts, indices=declared.indices)
 
 
+def _was_learned(base: Any, config: Config) -> bool:
+    name, num_samples = name_of_learned(_fingerprint_of(base, config)), len(base)
+    maps = [path for own in found_by_next_server(config.home / NODES) for path in catalogues_named(own, name)]
+    return any(LearnedMap.open(path, num_samples).num_known for path in maps)
+
+
+def _fingerprint_of(base: Any, config: Config) -> str:
+    return fingerprint(base, config.roots, below=Roots.of(config))
+
+
 def _learned(
     node: NodeClient, base: Any, indices: np.ndarray[Any, np.dtype[np.int64]] | None, config: Config
 ) -> AccessMap:
     num_samples = len(base)
-    dataset = open_learned_dataset(node, fingerprint(base, config.roots, below=Roots.of(config)), num_samples, config)
+    dataset = open_learned_dataset(node, _fingerprint_of(base, config), num_samples, config)
     learned = LearnedMap.open(dataset.manifest.directory, num_samples)
     return _indexed(AccessMap(dataset=dataset, learned=learned), indices)

@@ -40,6 +40,7 @@ from prefeed.system.trust import open_kept
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 2
+DIRECTORY: Final = "catalogues"
 _CHUNK: Final = 1 << 16
 
 
@@ -59,6 +60,11 @@ def name_of_list(paths: Sequence[str]) -> str:
 def name_of_learned(fingerprint: str) -> str:
     """Return the name of the catalogue of a dataset whose files are learned."""
     return f"learned-{fingerprint}"
+
+
+def catalogues_named(own: Path, name: str) -> list[Path]:
+    """Return the catalogues of this name, one per view of the files, in the directory of a server."""
+    return sorted((own / DIRECTORY).glob(f"{name}*"))
 
 
 class CatalogueHeader(msgspec.Struct, frozen=True, kw_only=True):

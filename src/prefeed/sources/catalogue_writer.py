@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from prefeed.errors import PrefeedError, StoreFormatError
-from prefeed.sources.catalogue import Catalogue, CatalogueHeader
+from prefeed.sources.catalogue import DIRECTORY, Catalogue, CatalogueHeader
 from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, allocate, as_numbers, key_at
 from prefeed.sources.manifest import HEADER, entry_key, version_hash
 from prefeed.sources.posix import stat_paths
@@ -434,7 +434,6 @@ class PathIndex:
         self._recent = {}
 
 
-_DIRECTORY: Final = "catalogues"
 _NAME: Final = re.compile(r"(files|learned)-[0-9a-f]{8,64}")
 _OURS: Final = re.compile(rf"(\.(building|replaced)-)?{_NAME.pattern}(-[0-9a-f]{{8,24}})?")
 _UNUSED_SECONDS: Final = 30 * 24 * 3600
@@ -450,12 +449,12 @@ def directory_of(own: Path, name: str, mark: str = "") -> Path:
     """
     if _NAME.fullmatch(name) is None:
         raise PrefeedError(f"{name[:60]!r} is not the name of a catalogue")
-    return own / _DIRECTORY / (f"{name}-{mark}" if mark else name)
+    return own / DIRECTORY / (f"{name}-{mark}" if mark else name)
 
 
 def is_catalogue(own: Path, directory: Path) -> bool:
     """Return True when the directory is that of one of the server's catalogues, not of a manifest."""
-    return directory.parent == own / _DIRECTORY
+    return directory.parent == own / DIRECTORY
 
 
 def open_catalogue(directory: Path, paths: Sequence[str] | None) -> tuple[CatalogueWriter, int | None]:
@@ -483,7 +482,7 @@ def _files_of(directory: str) -> list[str]:
 
 def remove_unused(own: Path) -> None:
     """Remove the catalogues that no process has opened or written to for 30 days: a million files take some 120 MB."""
-    with contextlib.suppress(OSError), os.scandir(own / _DIRECTORY) as entries:
+    with contextlib.suppress(OSError), os.scandir(own / DIRECTORY) as entries:
         for entry in list(entries):
             if _OURS.fullmatch(entry.name) is None or not entry.is_dir(follow_symlinks=False):
                 continue  # a home may be a directory in which its user has things of his own
@@ -491,4 +490,4 @@ def remove_unused(own: Path) -> None:
             if time.time() - used > _UNUSED_SECONDS:
                 remove_tree(entry.path, ignore_errors=True)
                 with contextlib.suppress(OSError):
-                    (own / _DIRECTORY).rmdir()  # if that was all
+                    (own / DIRECTORY).rmdir()  # if that was all

@@ -121,6 +121,11 @@ def of_this_kernel(parent: Path) -> list[Path]:
     return sorted(parent.glob(f"{boot_name()}-*"))
 
 
+def found_by_next_server(parent: Path) -> list[Path]:
+    """Return the directories one of which a server that starts now would claim, with what is in it."""
+    return of_this_kernel(parent) or (list(_directories(parent)) if is_on_own_disk(parent) else [])
+
+
 def servers_elsewhere(home: Path) -> list[Process]:
     """Return the servers of a home that run on other nodes, or in other containers: what they touch tells."""
     found = []

@@ -193,7 +193,8 @@ class Place:
 
         Then a server would have to start, and be asked for each file what it is: that takes longer than to open the files. So it is once,
         of a loader's first epoch; what its samples open is noted, and the next one is fetched ahead. A program that makes another
-        loader for each epoch has the server from the second one on, unless each is over before a server has started.
+        loader for each epoch has the server from the second one on, and one whose dataset was learned in an earlier run from the
+        first one on, unless each is over before a server has started.
         """
         inner, num_workers = self.dataset.inner, self._num_workers
         kind = type(inner).__module__, type(inner).__qualname__, len(inner)
@@ -206,7 +207,7 @@ class Place:
             num_reads=num_reads,
             num_samples=len(inner),
             num_workers=num_workers,
-            has_been=kind in _stayed,
+            has_been=kind in _stayed or self.opening.was_learned(),
         ) or columns_of(inner, self.config):
             return False
         self._has_stayed = True
