@@ -95,7 +95,7 @@ class Ring:
     def clear(self, dataset: int) -> None:
         """Free what the tier holds of the dataset, as for ``prefeed clear``; ask for the deletions, and make none."""
         for object_id in self.scheduler.tables[dataset].ids_in(RESIDENT).tolist():
-            self.scheduler.holdings.free(dataset, object_id)
+            assert self.scheduler.invalidate(dataset, object_id, fetch_again=False)
 
     def consume(self, consumer: int, dataset: int, ids: Sequence[int]) -> list[Key]:
         """The consumer's readers are done with these; return what is fetched because of it."""

@@ -101,8 +101,13 @@ class Scheduler:
         """These residents of one dataset are objects of another."""
         self.holdings.transfer(source, source_ids, target, target_ids)
 
-    def invalidate(self, dataset: int, object_id: int) -> bool:
-        """Free an object that is out of date; plans that still need it fetch it again.
+    def invalidate(self, dataset: int, object_id: int, *, fetch_again: bool = True) -> bool:
+        """Free an object that is out of date.
+
+        Args:
+            dataset: Number of the manifest.
+            object_id: Index of the object in the manifest.
+            fetch_again: Whether plans that still need the object fetch it again ahead of their readers.
 
         Returns:
             False if the object is neither a resident nor a transient.
@@ -110,7 +115,8 @@ class Scheduler:
         if self.tables[dataset].state[object_id] not in (states.RESIDENT, states.TRANSIENT):
             return False
         self.holdings.free(dataset, object_id)
-        self._invalidated.add((dataset, object_id))
+        if fetch_again:
+            self._invalidated.add((dataset, object_id))
         return True
 
     # ------------------------------------------------------------ events: plans

@@ -140,7 +140,9 @@ class Checks:
         if ids is None or len(ids):
             self._withdraw(dataset, ids)
         for object_id in () if ids is None else ids.tolist():  # equal size and time do not prove equal bytes
-            self._scheduler.invalidate(dataset, object_id)
+            self._scheduler.invalidate(
+                dataset, object_id, fetch_again=False
+            )  # the writer's loader reads the file itself
 
     def wait(self, dataset: int, object_id: int, then: Callable[[], None]) -> None:
         """Ask the file now, unless that is under way, and continue when the answer is there."""

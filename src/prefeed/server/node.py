@@ -162,7 +162,7 @@ class Node:
             entries += len(own)
             size_bytes += sum(map(table.stored_bytes, own))
             for object_id in ids.tolist():
-                self.scheduler.holdings.free(number, object_id)
+                self.scheduler.invalidate(number, object_id, fetch_again=False)
         self.pump()
         return ClearResult(entries=entries, bytes=size_bytes)
 
@@ -457,7 +457,9 @@ class Node:
     def _take_checks(self, results: list[CheckResult]) -> None:
         for result in results:
             self.checks.take(result)
+        if results:
             self._carry_out(self.scheduler.take_actions())  # a changed file's entry goes before it is fetched again
+        for result in results:
             for then in self.checks.take_waiting(result):
                 then()
 
