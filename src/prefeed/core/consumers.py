@@ -136,7 +136,7 @@ class Consumers:
             plan.expect_report(object_id)
 
     def add_missing(self, dataset: int, object_id: int) -> None:
-        """An object was invalidated and is gone: the plans of its dataset fetch it again."""
+        """Let the plans of the dataset fetch an object again that was invalidated."""
         for plan in self.plans():
             if plan.dataset == dataset and not plan.warm:
                 plan.add_missing(object_id, len(self._holdings.tables[dataset]))

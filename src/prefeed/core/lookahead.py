@@ -189,16 +189,19 @@ class Lookahead:
         return list(map(int, ids[np.argsort(-ranks[ids], kind="stable")]))
 
     def _scan(self, plan: Plan, capacity: int, *, keeps: bool) -> list[Fetch]:
-        """Fetch what is missing near the reader, then go on; ``keeps``: some plan of the dataset keeps what it reads."""
+        """Fetch missing objects near the position, then go on; ``keeps``: some plan of the dataset keeps what it reads."""
         table = self._holdings.tables[plan.dataset]
         fetches: list[Fetch] = []
         for index, object_id in chain(plan.scan_missing(), plan.scan(_NOT_RESIDENT, table.states)):
             state = table.state[object_id]
-            if not _NOT_RESIDENT[state] or (index == plan.cursor and plan.take_skip(object_id)):
+            is_missing = index < plan.cursor
+            if not _NOT_RESIDENT[state] or (not is_missing and plan.take_skip(object_id)):
                 plan.pass_entry(index, object_id)
                 continue
             cost = table.stored_bytes(object_id)
-            is_expected = index in plan.outstanding.get(object_id, ())  # fetched once, and invalidated since
+            is_expected = is_missing and index in plan.outstanding.get(
+                object_id, ()
+            )  # fetched before it was invalidated
             is_far = plan.is_full or (plan.ahead_bytes and plan.ahead_bytes + cost > self.lookahead_bytes)
             if is_far and not is_expected:
                 break

@@ -256,7 +256,7 @@ class Opening:
         is_of_prefeed: It is one of prefeed's own, which knows its objects.
         has_cache: Its samples come from the cache of a stage, or what they are made of is below one.
         some_paths: The first and the last of the files that it names.
-        was_learned: Returns whether an earlier run has learned which files its samples open; reads the home.
+        was_learned: Returns whether an earlier run has learned the files of its samples; reads the home.
     """
 
     open_on: OpenAccess

@@ -31,7 +31,7 @@ _BY_HOST: Final = frozenset({"nfs", "nfs4"})
 """Of these, types whose name begins with a host: that of a tunnel on this machine says nothing of who is at its other end."""
 
 _NAMED_HERE: Final = frozenset({"cifs", "fuse.rclone", "fuse.sshfs", "smb3"})
-"""Types that are mounted by a name of what they hold that this machine resolves."""
+"""Types whose mount source is a name of their content, which this machine resolves."""
 
 _HOST: Final = re.compile(r"(?://|.*@)?([^/:]*)")
 """Of such a name: ``//host/share``, ``user@host:path``; also the remote of rclone, ``remote:path``."""
@@ -51,9 +51,9 @@ class FileSystem(NamedTuple):
     """Identity of a file system.
 
     Attributes:
-        name: Never that of another one.
-        is_numbered: Whether numbers of its files say which file it is.
-        lasting: Name that it keeps when it is mounted again, which another one may have; "" if it has none.
+        name: Unique name.
+        is_numbered: Whether inodes identify its files.
+        lasting: Name that survives a remount, and that another file system may have too; "" if there is none.
     """
 
     name: str
@@ -62,14 +62,14 @@ class FileSystem(NamedTuple):
 
 
 class SystemNumber(NamedTuple):
-    """A ``FileSystem`` as 64 bits: the digests of its names, ``lasting`` is 0 if it has none."""
+    """A ``FileSystem`` with digests of 64 bits as names; ``lasting`` is 0 if there is none."""
 
     digest: int
     is_numbered: bool
     lasting: int
 
     def of_file(self, ctime_ns: int) -> int:
-        """Return the part of a file's version that tells file systems apart."""
+        """Return the number of the file system in the version of a file."""
         return (self.lasting ^ ctime_ns) & _BITS if self.lasting and ctime_ns % _SECOND else self.digest
 
     def of_files(self, ctimes_ns: NDArray[np.int64]) -> NDArray[np.uint64]:
