@@ -129,6 +129,7 @@ class Origin:
                         node, os.fspath(url_or_path), config, listing_age=age, listing=listing,
                         made_with=self._made_with,
                     )  # fmt: skip
+                    self._require_same_rights(opened.dataset)
                     self._dataset, self.listed_at = opened.dataset, opened.listed_at
                     self._is_settled = opened.is_settled
             except (SourceError, ConfigError) as err:
@@ -149,6 +150,17 @@ class Origin:
         self.listing_age_seconds: float = max(0.0, time.time() - self.listed_at)
         if age:
             _log.info("prefeed: %s was listed %s ago", self.url, described_age(self.listing_age_seconds))
+
+    def _require_same_rights(self, dataset: NodeDataset) -> None:
+        """Raise ``AccessDeniedError`` if the server left out files that this process may read: it would miss samples."""
+        assert not dataset.manifest.grows
+        for path in dataset.manifest.left_out.denied if self.url.startswith("/") else ():
+            name = os.path.join(os.fsencode(self.url), path)
+            if os.access(name, os.R_OK | (os.X_OK if os.path.isdir(name) else 0), effective_ids=True):
+                shown = os.fsdecode(name)
+                raise AccessDeniedError(
+                    f"{shown!r} may not be read by the node server, and by this process", path=shown
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_given": for_pickle(self._given)}

@@ -316,8 +316,9 @@ def leave_out(err: OSError, path: str, left_out: LeftOut) -> bool:
     """Count a directory or file that cannot be read; return False if the error may concern the whole storage."""
     if err.errno not in _UNREADABLE:
         return False
-    reason = f"may not be read by user {os.geteuid()}" if isinstance(err, PermissionError) else err.strerror
-    left_out.add(path, reason or str(err))
+    is_denied = isinstance(err, PermissionError)
+    reason = f"may not be read by user {os.geteuid()}" if is_denied else err.strerror
+    left_out.add(path, reason or str(err), is_denied=is_denied)
     return True
 
 

@@ -42,16 +42,19 @@ class LeftOut:
     **Threads**: any.
     """
 
-    def __init__(self, count: int = 0, named: Sequence[str] = ()) -> None:
+    def __init__(self, count: int = 0, named: Sequence[str] = (), denied: Sequence[bytes] = ()) -> None:
         """Continue a count; a listing begins with none."""
         self.count = count
         self.named = list(named)
+        self.denied = list(denied)  # the first paths that the user of this process has no permission to read
         self._lock = threading.Lock()
 
-    def add(self, path: str, reason: str) -> None:
+    def add(self, path: str, reason: str, *, is_denied: bool = False) -> None:
         """Count an entry; the path may have any characters, and is shown escaped."""
         with self._lock:
             self.count += 1
+            if is_denied:
+                self.denied = sorted([*self.denied, path.encode(*ENCODING)])[:_MOST_NAMED]
             # In order, so that a listing by several threads always gives the same manifest.
             self.named = sorted([*self.named, f"{path[:_MOST_NAME_CHARS]!r} ({reason})"])[:_MOST_NAMED]
 

@@ -77,6 +77,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         is_part: Only some objects of the root are listed: it takes the place of no other listing.
         num_left_out: Number of entries of the root that cannot be samples.
         left_out: Names and reasons of the first ones; see ``LeftOut``.
+        denied: Paths of the first ones that the process that listed them had no permission to read.
     """
 
     url: str
@@ -89,6 +90,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     is_part: bool = False
     num_left_out: int = 0
     left_out: list[str] = []
+    denied: list[bytes] = []
 
     def column_bytes(self, name: str) -> int:
         """Return the length of a column."""
@@ -228,7 +230,7 @@ class Manifest(Listing):
     @property
     def left_out(self) -> LeftOut:
         """Entries of the root that cannot be samples."""
-        return LeftOut(self.header.num_left_out, self.header.left_out)
+        return LeftOut(self.header.num_left_out, self.header.left_out, self.header.denied)
 
     @property
     def uid(self) -> str:

@@ -365,6 +365,7 @@ def write_generation(  # noqa: PLR0913 - one parameter a column
         is_part=is_part,
         num_left_out=left_out.count if left_out is not None else 0,
         left_out=left_out.named if left_out is not None else [],
+        denied=left_out.denied if left_out is not None else [],
     )
     return Manifest.open(_write(directory, *encoded(header, columns)))
 
