@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
 import multiprocessing
 import os
 import resource
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import pytest
 import prefeed
 import servers
 from leaks import wait_until
-from prefeed.errors import ConfigError, UnknownSchemeError
+from prefeed.errors import ConfigError, SampleSetNotFoundError, UnknownSchemeError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.loaders import hugging_face
@@ -148,10 +150,81 @@ def test_it_is_read_only_and_takes_no_credentials(root: Path) -> None:
     ):
         with pytest.raises((NotImplementedError, ConfigError)):
             act()
-    with pytest.raises(ConfigError, match="secret"):
-        fsspec.filesystem("prefeed", target_options={"secret": "x"})
+    for options in (
+        {"target_options": {"secret": "x"}},
+        {"anon": True},
+        {"endpoint_url": "http://host"},
+        {"client_kwargs": {"headers": {"Authorization": "x"}}},
+        {"account-key": "x"},
+        {"aws_session_token": "x"},
+        {"requester_pays": True},
+    ):
+        with pytest.raises(ConfigError, match="it finds credentials and endpoints") as refused:
+            fsspec.filesystem("prefeed", **options)
+        assert "'x'" not in str(refused.value)
     with pytest.raises(UnknownSchemeError, match="no source reads ftp://"):
         fsspec.filesystem("prefeed").ls("ftp://host/x")
+
+
+def test_options_of_other_file_systems_are_accepted_and_ignored(
+    root: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Libraries pass them to every file system: Hugging Face's datasets, pandas, dask, zarr."""
+    (root / "x.txt").write_bytes("ä\r\nb".encode("latin-1") * BLOCK)
+    options: dict[str, Any] = {
+        "encoding": "latin-1", "errors": "strict", "block_size": 0, "cache_type": "readahead", "cache_options": {},
+        "client_kwargs": {"trust_env": True, "headers": {"Accept-Encoding": "identity"}}, "anon": False, "token": None,
+        "default_fill_cache": False, "use_ssl": True, "auto_mkdir": True, "size_policy": "get", "version_aware": False,
+    }  # fmt: skip
+    url = f"prefeed://{root}/x.txt"
+    with caplog.at_level("DEBUG", "prefeed"):
+        fs, path = fsspec.url_to_fs(url, **options)
+    (line,) = (line for line in caplog.messages if "do not apply" in line)
+    assert "block_size" in line
+    assert "client_kwargs" in line
+    with fs.open(path, "rt", encoding="latin-1", errors="strict", newline="", block_size=0, cache_type="all") as file:
+        assert file.read(5) == "ä\r\nbä"
+    for opened in (
+        fsspec.open(url, "rb", **options),
+        fsspec.open(f"prefeed::file://{root}/x.txt", file={"auto_mkdir": False}),
+    ):
+        with opened as file:
+            assert file.read() == (root / "x.txt").read_bytes()
+    assert fs.ls(str(root), refresh=True) == fs.listdir(str(root))
+    assert fs.find(str(root), refresh=True) == [str(root / "x.txt")]
+    fs.get_file(path, str(tmp_path / "copy"), callback=fsspec.callbacks.NoOpCallback(), block_size=5)
+    assert (tmp_path / "copy").read_bytes() == (root / "x.txt").read_bytes()
+
+
+@pytest.mark.parametrize("scheme", ["prefeed://", "prefeed://file://", "prefeed::file://", "prefeed:/"])
+def test_what_is_in_an_archive_or_compressed(root: Path, scheme: str) -> None:
+    """Also by ``prefeed:/`` and an absolute path: pathlib, which Hugging Face's datasets use on URLs, drops a slash."""
+    data = os.urandom(3 * BLOCK)
+    (root / "x.gz").write_bytes(gzip.compress(data))
+    with zipfile.ZipFile(root / "x.zip", "w") as archive, tarfile.open(root / "x.tar", "w") as tar:
+        archive.writestr("d/x.bin", data)
+        tar.add(root / "x.gz", "d/x.gz")
+    with fsspec.open(f"{scheme}{root}/x.gz", compression="infer", block_size=0) as file:
+        assert file.read() == data
+    for kind, name, compression in (("zip", "d/x.bin", None), ("tar", "d/x.gz", "gzip")):
+        with fsspec.open(f"{kind}://{name}::{scheme}{root}/x.{kind}", compression=compression) as file:
+            assert file.read() == data
+    assert fsspec.filesystem("prefeed").isfile(f"{scheme}{root}/x.zip")
+    with pytest.raises(FileNotFoundError, match=str(root / "none")):
+        fsspec.open(f"{scheme}{root}/none").open()
+
+
+def test_a_sample_set_named_as_a_directory_of_the_root_comes_first(root: Path) -> None:
+    (root / "x.bin").write_bytes(b"in the set")
+    fs = fsspec.filesystem("prefeed")
+    first = root.parts[1]
+    assert fs.cat_file(f"prefeed:/{root}/x.bin") == b"in the set"
+    with pytest.raises(SampleSetNotFoundError, match="no-such-directory"):
+        fs.cat_file("prefeed://no-such-directory/x.bin")
+    apply(sample_set(name=first, source={"uri": str(root)}))
+    assert fs.cat_file(f"prefeed://{first}/x.bin") == b"in the set"
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file(f"prefeed:/{root}/x.bin")
 
 
 def test_an_account_in_a_url_is_no_container(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +349,12 @@ def _read_tables(root: Path) -> None:
         assert pl.read_parquet(file).to_arrow().column("value").to_pylist() == expected.column("value").to_pylist()
     with fsspec.open(url) as file:
         assert pl.read_parquet(file, columns=["id"])["id"].to_list() == list(range(ROWS))
+    with fsspec.open(url) as file:
+        assert pl.scan_parquet(file).filter(pl.col("id") < 3).select("text").collect()["text"].to_list() == [
+            "row 0", "row 1", "row 2"
+        ]  # fmt: skip
+    with pytest.raises((OSError, pl.exceptions.ComputeError), match="prefeed"):
+        pl.read_parquet(url)
     changing = root / "changing.parquet"
     pq.write_table(expected, changing, row_group_size=10_000)
     with prefeed.open(changing, readahead=False) as file:

@@ -12,11 +12,15 @@ import resource
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import prefeed
@@ -189,6 +193,20 @@ def test_many_readers_get_their_own_bytes(point: Path, tmp_path: Path) -> None:
 
 @needs_root
 @needs_new_kernel
+def test_polars_scans_parquet_over_a_mount(web: FileServer, point: Path) -> None:
+    columns = {"id": range(50_000), "noise": list(os.urandom(50_000))}
+    pq.write_table(pa.table(columns), web.directory / "x.parquet", row_group_size=10_000)
+    write_index(web.directory)
+    program = (
+        "import sys, polars as pl; table = pl.scan_parquet(sys.argv[1]).filter(pl.col('id') >= 49_998).select('id').collect(); "
+        "print(table['id'].to_list(), pl.read_parquet(sys.argv[1]).height)"
+    )
+    with mounted(web.url, point):
+        done = subprocess.run([sys.executable, "-c", program, str(point / "x.parquet")], capture_output=True, text=True)
+    assert done.stdout == "[49998, 49999] 50000\n", done.stderr
+    assert gets(web, "/x.parquet")
+
+
 def test_the_kernel_reads_large_files_of_this_machine_by_itself(source: Path, point: Path) -> None:
     with (
         ThreadPoolExecutor(1) as pool,

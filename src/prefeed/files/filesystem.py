@@ -9,7 +9,9 @@ Names in listings are full URLs and absolute paths; ``glob`` returns them with `
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -31,14 +33,17 @@ from prefeed.errors import (
     ObjectNotFoundError,
     PassedThroughError,
     PrefeedError,
+    SampleSetNotFoundError,
 )
 from prefeed.files.opening import open as open_object
 from prefeed.loaders import hugging_face
-from prefeed.sampleset.names import resolve
+from prefeed.sampleset.names import find_named, resolve
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.plain_s3 import is_odd
 from prefeed.sources.urls import canonical_url, is_of_store, split_object
 from prefeed.types import ObjectInfo
+
+_log = logging.getLogger("prefeed")
 
 _PROTOCOL: Final = "prefeed"
 _CHAIN: Final = f"{_PROTOCOL}::"
@@ -48,6 +53,13 @@ _WEB: Final = ("http://", "https://")
 _STORES: Final = ("s3://", "gs://", "az://")
 _AZURE: Final = "az"
 _AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": _AZURE, "abfss": _AZURE, "adl": _AZURE}
+
+_CREDENTIALS: Final = re.compile(
+    r"(?:^|[_-])(?:account|anon|auth|connection_string|cookie|credential|endpoint|key|password|profile|project|requester|sas|secret|"
+    r"session|tenant|token|username)",
+    re.IGNORECASE,
+)
+"""Names of options that select an account or a server: they are refused, because the store would be asked as somebody else."""
 
 _FRESH_SECONDS: Final = 15.0
 """A file that was opened ahead is given to its reader within this time; later only if the object is asked for and has not changed."""
@@ -62,8 +74,13 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     Args:
         config: Settings; defaults to those in force in the process.
         target_protocol: Of paths without a scheme, as fsspec gives it for ``prefeed::s3://…``.
-        target_options: None may be given: credentials are found as prefeed finds them everywhere.
+        target_options: Options of the inner file system.
         fo: As fsspec gives it; paths say the same.
+        storage_options: Options of other file systems (``block_size``, ``client_kwargs``, …) are accepted and ignored, because
+            libraries pass them to every file system.
+
+    Raises:
+        ConfigError: An option names credentials or an endpoint: prefeed finds them where it finds them for every loader.
 
     **Threads and processes**: any thread; made again in a forked child, as all of fsspec's.
     """
@@ -79,15 +96,16 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         fo: str | None = None,
         **storage_options: Any,
     ) -> None:
+        if target_protocol and target_protocol not in (*_AS_IN_SPEC, *_OWN, *self.protocol):
+            canonical_url(f"{target_protocol}://host/x")  # raises if no source reads it
         given = {**(target_options or {}), **storage_options}
-        unused = sorted(set(given) - {"use_listings_cache", "skip_instance_cache", "asynchronous", "loop"})
-        if unused:
-            if target_protocol and target_protocol not in _AS_IN_SPEC and target_protocol not in _OWN:
-                canonical_url(f"{target_protocol}://host/x")  # raises where no source reads it, whatever its options
+        if refused := sorted(_credentials_in(given)):
             raise ConfigError(
-                f"options {', '.join(unused)} cannot be given to {_PROTOCOL}: it finds credentials and endpoints in the environment, "
+                f"options {', '.join(refused)} cannot be given to {_PROTOCOL}: it finds credentials and endpoints in the environment, "
                 "in ~/.aws and in credentials.json, as `prefeed doctor` and every loader do"
             )
+        if given:
+            _log.debug("prefeed: the options %s do not apply to %s and are ignored", ", ".join(given), _SCHEME)
         super().__init__()
         self._target = _AS_IN_SPEC.get(target_protocol or "", target_protocol)
         self._config = config
@@ -392,8 +410,19 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             scheme = _AS_IN_SPEC.get(scheme, scheme)
             return scheme + separator + (self._in_container(rest) if scheme == _AZURE else rest)
         if self._target is None:
-            return text if text.startswith("/") else SAMPLE_SET + text
+            return text if text.startswith("/") else self._named(text)
         return canonical_url(text) if self._target in _OWN else f"{self._target}://{text}"
+
+    def _named(self, text: str) -> str:
+        """Return the URL in a sample set, or the path of which pathlib has dropped the first slash, if there is no such set."""
+        url = SAMPLE_SET + text
+        name, slash, _ = text.partition("/")
+        if slash and os.path.isdir(f"/{name}"):
+            try:
+                find_named(url, settings_of(self._config))
+            except SampleSetNotFoundError:
+                return f"/{text}"
+        return url
 
     def _in_container(self, rest: str) -> str:
         """Return container and path, without the account that fsspec's URLs may name: ``container@account…/path``.
@@ -471,6 +500,15 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
 
 hugging_face.register()
+
+
+def _credentials_in(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of options, also of nested ones, that have a value and select credentials or an endpoint."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _credentials_in(value)
+        elif value and _CREDENTIALS.search(name):
+            yield name
 
 
 def _either(ahead: BlockFile, now: Any) -> Any:
