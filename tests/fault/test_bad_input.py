@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image, UnidentifiedImageError
 from torchvision import datasets as torchvision_datasets
 
 import prefeed
 import servers
 from e2e.images import Pixels, make_image_folder
 from prefeed import errors
+from prefeed.vision import ResizeCropNormalize
+from unit.packing.packs import packed
 
 Objects = prefeed.datasets.Objects
 ImageFolder = prefeed.datasets.ImageFolder
@@ -168,3 +172,71 @@ def test_vanished_file_of_torchvision_is_the_original_error(tmp_path: Path) -> N
     assert type(caught.value) is FileNotFoundError
     assert caught.value.errno == errno.ENOENT
     assert caught.value.filename == str(path)
+
+
+# ------------------------------------------------------------ objects that cannot be decoded
+
+
+class UndecodableError(Exception):
+    """Of a program: takes more than a message, and has an attribute."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason, code)
+        self.code = code
+
+
+def refuse(_: Any) -> Any:
+    raise UndecodableError("unknown header", 7)
+
+
+def load_lazily(file: Any) -> Any:
+    return Image.open(file)  # whose pixels the transform reads
+
+
+def write_broken(root: Path) -> Path:
+    """Write three images, the second of which is truncated and the third no image."""
+    make_image_folder(root, num_images=3, num_classes=1)
+    second, third = (root / "class0" / f"{number:03}.png" for number in (1, 2))
+    second.write_bytes(second.read_bytes()[:60])
+    third.write_bytes(b"no image")
+    return root
+
+
+BROKEN = {
+    "an image": (lambda root: ImageFolder(root, Pixels()), 2, UnidentifiedImageError),
+    "half an image": (lambda root: ImageFolder(root, Pixels()), 1, OSError),
+    "half an image that is loaded lazily": (lambda root: ImageFolder(root, Pixels(), loader=load_lazily), 1, OSError),
+    "for vision": (lambda root: ImageFolder(root, loader=ResizeCropNormalize(8, 8)), 2, errors.ImageDecodeError),
+    "by a transform": (lambda root: ImageFolder(root, refuse), 0, UndecodableError),
+    "by a target transform": (lambda root: ImageFolder(root, Pixels(), refuse), 0, UndecodableError),
+    "by a decoder": (lambda root: Objects(root, decode=refuse), 0, UndecodableError),
+    "in a group": (lambda root: _packed(root, refuse, group=True), 0, UndecodableError),
+    "in a pack": (lambda root: _packed(root, json.loads), 2, json.JSONDecodeError),
+}
+
+
+def _packed(root: Path, decode: Any, *, group: bool = False) -> Any:
+    packed(root, root.parent / "packed", "webdataset")
+    return prefeed.datasets.Packed(root.parent / "packed", decode, group=group)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_error_of_decoding_names_the_object_and_keeps_its_type(case: str, tmp_path: Path) -> None:
+    create, index, expected = BROKEN[case]
+    dataset = create(write_broken(tmp_path / "data"))
+    name = rf"class0/{index:03}" + ("" if case == "in a group" else r"\.png")
+    for _ in range(2):
+        with pytest.raises(expected, match=name) as caught:
+            dataset[index]
+        assert type(caught.value) is expected
+        assert len(caught.value.__notes__) == 1
+    if expected is UndecodableError:
+        assert (caught.value.args, caught.value.code) == (("unknown header", 7), 7)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_raises_the_error_of_decoding_with_the_name(num_workers: int, tmp_path: Path) -> None:
+    dataset = ImageFolder(write_broken(tmp_path / "data"), Pixels())
+    for loader_class in (torch.utils.data.DataLoader, prefeed.DataLoader):
+        with pytest.raises(UnidentifiedImageError, match=f"cannot identify .*{tmp_path}/data/class0/002.png"):
+            list(loader_class(dataset, batch_size=None, sampler=[0, 2], num_workers=num_workers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import OfOrigin, Origin, sample_index
+from prefeed.datasets.origin import ObjectFile, OfOrigin, Origin, name_object, sample_index
 from prefeed.errors import BadListError, EmptyListingError, ObjectNotFoundError
 from prefeed.sources.library import described_age
 from prefeed.sources.listing import ENCODING
@@ -31,7 +30,7 @@ class LabelledImages(OfOrigin):
         targets: Label of each sample, shape (num_samples,).
         transform: Applied to the image.
         target_transform: Applied to the label.
-        loader: Given a binary file, returns the image; None: Pillow, converted to RGB, as torchvision does.
+        loader: Given a binary file with a ``name``, returns the image; None: Pillow, converted to RGB, as torchvision does.
     """
 
     def __init__(
@@ -59,9 +58,8 @@ class LabelledImages(OfOrigin):
     @property
     def samples(self) -> list[tuple[str, int]]:
         """(full path or URL, label) of each sample."""
-        manifest, root = self._origin.manifest, self.root.rstrip("/")
         pairs = zip(self._ids.tolist(), self._targets.tolist(), strict=True)
-        return [(f"{root}/{manifest.path(object_id)}", target) for object_id, target in pairs]
+        return [(self._origin.location(object_id), target) for object_id, target in pairs]
 
     imgs = samples
 
@@ -70,11 +68,16 @@ class LabelledImages(OfOrigin):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         index = sample_index(index, len(self))
-        image = self.loader(io.BytesIO(self._origin.read(int(self._ids[index]))))
-        target = int(self._targets[index])
-        if self.transform is not None:
-            image = self.transform(image)
-        return image, target if self.target_transform is None else self.target_transform(target)
+        object_id, target = int(self._ids[index]), int(self._targets[index])
+        data, name = self._origin.read(object_id), self._origin.location(object_id)
+        try:
+            image = self.loader(ObjectFile(data, name))
+            if self.transform is not None:
+                image = self.transform(image)
+            return image, target if self.target_transform is None else self.target_transform(target)
+        except Exception as err:
+            name_object(err, name)
+            raise
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which object each sample needs."""
@@ -113,7 +116,7 @@ class ImageFolder(LabelledImages):
         url_or_path: Root, ``<root>/<class>/.../<image>``; also ``sampleset://NAME/PATH``.
         transform: Applied to the image.
         target_transform: Applied to the class index.
-        loader: Given a binary file, returns the image; default: Pillow, converted to RGB, as torchvision does.
+        loader: Given a binary file with a ``name``, returns the image; default: Pillow, converted to RGB, as torchvision does.
         config: Settings; defaults to those in force in the process.
         listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
             Default: as the settings say, which is to list now.
@@ -229,7 +232,7 @@ class ImageList(LabelledImages):
         list_name: Path of the list, relative to the root: UTF-8, ``train/0001.jpg 17`` a line; empty lines are skipped.
         transform: Applied to the image.
         target_transform: Applied to the label.
-        loader: Given a binary file, returns the image; default: Pillow, converted to RGB, as torchvision does.
+        loader: Given a binary file with a ``name``, returns the image; default: Pillow, converted to RGB, as torchvision does.
         delimiter: What is between path and label; default: white space, the last of the line.
         config: Settings; defaults to those in force in the process.
         listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import OfOrigin, Origin, sample_index
+from prefeed.datasets.origin import OfOrigin, Origin, name_object, sample_index
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.blocks import object_of
 from prefeed.sources.manifest import Manifest
@@ -69,8 +69,15 @@ class Objects(OfOrigin):
         return self._origin.manifest.num_objects if self._ids is None else len(self._ids)
 
     def __getitem__(self, index: int) -> Any:
-        data = self._origin.read(self._object_id(index))
-        return data if self.decode is None else self.decode(data)
+        object_id = self._object_id(index)
+        data = self._origin.read(object_id)
+        if self.decode is None:
+            return data
+        try:
+            return self.decode(data)
+        except Exception as err:
+            name_object(err, self._origin.location(object_id))
+            raise
 
     def path(self, index: int) -> str:
         """Return the path of a sample's object, relative to the root."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
+import io
 import logging
 import multiprocessing
 import operator
@@ -28,6 +29,7 @@ from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, Pre
 from prefeed.map_style import MapStyle
 from prefeed.sampleset.names import is_named, resolve
 from prefeed.sources.answers import read_origin
+from prefeed.sources.blocks import object_of
 from prefeed.sources.library import Listed, ManifestLibrary, described_age
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.protocol import Source
@@ -237,6 +239,10 @@ class Origin:
         self._is_settled = True
         return self.manifest
 
+    def location(self, object_id: int) -> str:
+        """Return the full path or URL of an object; of one in a pack, the URL of the pack and its path there."""
+        return f"{self.url.rstrip('/')}/{object_of(self.manifest.path(object_id))}"
+
     def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
         """Return the dataset of this listing as the node knows it now; nothing is listed."""
         return open_manifest_dataset(node, self._given, self.settle(), config, self._made_with)
@@ -264,6 +270,28 @@ class Origin:
                 mark=listing_mark(source),
                 retry_deadline=self.config.retry_deadline,
             )
+
+
+class ObjectFile(io.BytesIO):
+    """Bytes of one object as a binary file; messages of decoders show its name.
+
+    Attributes:
+        name: Full path or URL of the object.
+    """
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<prefeed object {self.name!r}>"
+
+
+def name_object(err: Exception, name: str) -> None:
+    """Add the name of the object to an error that decoding has raised; type, arguments and attributes stay as they are."""
+    note = f"raised while prefeed's dataset decoded {name}"
+    if note not in getattr(err, "__notes__", ()):  # some libraries raise one error again and again
+        err.add_note(note)
 
 
 class OfOrigin(MapStyle[Any], ABC):

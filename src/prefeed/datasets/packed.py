@@ -13,7 +13,7 @@ from xxhash import xxh3_128
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import OfOrigin, Origin, sample_index
+from prefeed.datasets.origin import OfOrigin, Origin, name_object, sample_index
 from prefeed.errors import EmptyListingError
 from prefeed.packing.order import sample_of
 from prefeed.sources.manifest import Manifest
@@ -68,7 +68,13 @@ class Packed(OfOrigin):
     def __getitem__(self, index: int) -> Any:
         ids = self._object_ids(index)
         data = self._origin.read(ids[0]) if self._groups is None else self._read_group(ids)
-        return data if self.decode is None else self.decode(data)
+        if self.decode is None:
+            return data
+        try:
+            return self.decode(data)
+        except Exception as err:
+            name_object(err, self._origin.location(ids[0]))
+            raise
 
     def path(self, index: int) -> str:
         """Return the path that a sample's file had when it was packed; of a group, its key."""
