@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
@@ -118,6 +118,9 @@ class BlockFile(io.BufferedIOBase):
         state = " closed" if self.closed else ""
         return f"<prefeed file {self.name}: {self._size} bytes{state}>"
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"cannot pickle {self!r}: open it in each process")
+
     def readable(self) -> bool:
         """Return True."""
         self._require_open()
@@ -185,9 +188,7 @@ class BlockFile(io.BufferedIOBase):
         self._position += count
         return count
 
-    def readinto1(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer; return how many bytes."""
-        return self.readinto(buffer)
+    readinto1 = readinto
 
     def peek(self, size: int = 0, /) -> bytes:
         """Return bytes from the position on without moving it: at least one, unless it is at the end."""

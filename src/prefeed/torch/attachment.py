@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 from weakref import ref
@@ -36,7 +36,7 @@ from prefeed.torch.in_place import InPlace
 from prefeed.torch.items import is_stream, shown_as
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
-from prefeed.torch.place import Place, measures
+from prefeed.torch.place import Place, Refusal, measures, refusal_of
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
@@ -48,14 +48,6 @@ _log = logging.getLogger("prefeed")
 
 _TRY_AGAIN_TIMES: Final = 20
 """A loader that the cache made slower is served again after this multiple of that epoch's time: storage may have become slower."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Why a loader has no plan; ``may_pass``: it is no fault of the loader or its dataset, and later epochs try again."""
-
-    reason: str
-    may_pass: bool = False
 
 
 class Attachment(Reported):
@@ -103,7 +95,7 @@ class Attachment(Reported):
 
     def leave(self, loader: Any, reason: str) -> None:
         """The loader is left alone; the reason is said once."""
-        self._say(_Refusal(reason))
+        self._say(Refusal(reason))
         self._count(name_of(loader))
 
     @property
@@ -174,7 +166,7 @@ class Attachment(Reported):
             self._said = ""
             _log.log(logging.WARNING if self.explicit else logging.INFO, "prefeed: used for this loader from now on")
 
-    def _say(self, refusal: _Refusal, *, is_staged: bool = False) -> None:
+    def _say(self, refusal: Refusal, *, is_staged: bool = False) -> None:
         """Say why there is no plan; a reason that stays the same is said once."""
         if refusal.reason == self._said:
             return
@@ -298,7 +290,7 @@ class Attachment(Reported):
         place = self._place
         if place is not None and place.should_join(waited_seconds=report.waited_seconds, is_next_pass=is_next_pass):
             if self._again.is_due(time.monotonic()):
-                place.begin_joining(partial(_join, ref(self), place), at_once=True)
+                place.begin_joining(ref(self), at_once=True)
         if report.has_last:
             self._tell_reads()
             report.epoch_ends()
@@ -322,7 +314,7 @@ class Attachment(Reported):
         self._has_opened = self._has_opened or not served.opens_nothing()
         if not self._has_opened:
             dataset = type(served.inner).__name__
-            self._give_up(_Refusal(f"the samples of its dataset, {dataset}, open no files below {served.roots}"))
+            self._give_up(Refusal(f"the samples of its dataset, {dataset}, open no files below {served.roots}"))
         elif not self._leave_if_slower() and (place is None or not place.begins_in_place(is_connected=True)):
             planned.epoch_ended()
 
@@ -332,10 +324,10 @@ class Attachment(Reported):
         if reason:
             now = time.monotonic()
             self._slower_until = now + _TRY_AGAIN_TIMES * (now - self._epoch_began)
-            self._give_up(_Refusal(reason, may_pass=True))
+            self._give_up(Refusal(reason, may_pass=True))
         return bool(reason)
 
-    def _give_up(self, refusal: _Refusal) -> None:
+    def _give_up(self, refusal: Refusal) -> None:
         """Let the loader go, and say why."""
         with self._changing:
             self._let_go()
@@ -344,28 +336,28 @@ class Attachment(Reported):
         self._say(refusal)
         self._count(self._name, is_let_go=True)
 
-    def _try_open(self, loader: TorchDataLoader[Any]) -> _Refusal | None:
+    def _try_open(self, loader: TorchDataLoader[Any]) -> Refusal | None:
         """Attach to the node; return why not, or None."""
         try:
             reason = self._open(loader, node_settings(loader.dataset, self.config))
-            return _Refusal(reason) if reason else None
+            return Refusal(reason) if reason else None
         except DeclarationError:
             raise  # somebody wrote it for this, and would wait in vain for what it promises
         except (SampleSetError, ConfigError) as err:
             if self.explicit and self.served is None:
                 raise  # named by somebody; one that was deleted while its loader trains is not missed
             self._is_named = True
-            return _Refusal(str(err))
+            return Refusal(str(err))
         except FilesUnknownError as err:
-            return _Refusal(str(err))  # of the dataset, whatever becomes of the node
+            return Refusal(str(err))  # of the dataset, whatever becomes of the node
         except (PrefeedError, OSError) as err:
-            return _Refusal(str(err), may_pass=True)
+            return Refusal(str(err), may_pass=True)
         except Exception as err:
             if self.explicit:
                 raise
             # The user did not ask for this loader to be served: an error of its dataset in our code must not be noticed.
             _log.debug("prefeed: attaching failed", exc_info=True)
-            return _Refusal(f"{type(err).__name__}: {err}")
+            return Refusal(f"{type(err).__name__}: {err}")
 
     def _open(self, loader: Any, config: Config) -> str:
         if not config.enabled:
@@ -435,7 +427,7 @@ class Attachment(Reported):
                 self.planned.leave()
         self._count_place(place)
         if in_place and self._again.is_due(time.monotonic()):
-            place.begin_joining(partial(_join, ref(self), place))
+            place.begin_joining(ref(self))
 
     def _count_place(self, place: Place) -> None:
         """Count an iterator for the program's last line: it is served from now on, or may be later."""
@@ -461,30 +453,44 @@ class Attachment(Reported):
         if not place.is_joined:
             self._count_unserved(place)
 
-    def join(self, place: Place, joining: Joining) -> None:
-        """Join the server in the middle of the epoch; called in the thread of ``joining``, which ends then."""
-        consumer, access = self._consumer, self._access
-        began = time.monotonic()
-        if consumer is None and place.stays():
+    @property
+    def was_connected(self) -> bool:
+        """Whether the loader has connected to the server before."""
+        return self._consumer is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the loader has a connection to the server, and knows its files there."""
+        return self._consumer is not None and self._access is not None and self._consumer.is_connected
+
+    def join(self, place: Place, joining: Joining, node: NodeClient | Refusal | None, began: float) -> None:
+        """Join the server in the middle of the epoch; called in the thread of ``joining``, which ends after it.
+
+        Args:
+            place: The loader's.
+            joining: The try to join.
+            node: A new connection, or why none was made; None if the loader is connected.
+            began: When connecting began, by the monotonic clock.
+        """
+        if isinstance(node, Refusal):
+            self._could_not_join(place, node, began)
             return
+        consumer, access = self._consumer, self._access
         try:
-            if consumer is None or access is None or not consumer.is_connected:
-                node, access = place.open()
+            if node is not None:
+                access = place.open_on(node)
                 consumer = Consumer(node, access.dataset)
+            assert consumer is not None
+            assert access is not None
             try:
                 self._join(place, joining, consumer, replace(access, dataset=consumer.dataset))
             finally:
                 if consumer is not self._consumer:
                     consumer.close()
-        except (PrefeedError, OSError) as err:
-            may_pass = not isinstance(err, FilesUnknownError | SampleSetError | ConfigError)
-            self._could_not_join(place, _Refusal(str(err), may_pass=may_pass), began)
         except Exception as err:  # noqa: BLE001 - whatever the user's dataset does to us, samples are read in place
-            _log.debug("prefeed: joining failed", exc_info=True)
-            # The loop may have changed the dataset just while this looked at it.
-            self._could_not_join(place, _Refusal(f"{type(err).__name__}: {err}", may_pass=True), began)
+            self._could_not_join(place, refusal_of(err), began)
 
-    def _could_not_join(self, place: Place, refusal: _Refusal, began: float) -> None:
+    def _could_not_join(self, place: Place, refusal: Refusal, began: float) -> None:
         self._again.failed(began=began, now=time.monotonic())
         place.is_refused = not refusal.may_pass
         self._say(refusal)
@@ -565,12 +571,6 @@ def _may_begin_in_place(loader: Any, opening: Opening, config: Config) -> bool:
     if measures(opening, config):
         return True
     return config.start_ahead and config.autostart and not is_listening(config)
-
-
-def _join(attachment: ref[Attachment], place: Place, joining: Joining) -> None:
-    attached = attachment()  # weakly: the thread may wait for long
-    if attached is not None:
-        attached.join(place, joining)
 
 
 def _pass_length(loader: TorchDataLoader[Any]) -> int | None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from prefeed.client.access import AccessMap
 from prefeed.client.in_place import PlaceState
@@ -13,6 +17,7 @@ from prefeed.client.launch import is_listening
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.core.in_place import LEAST_MEASURED, MOST_MEASURED, Course, PlacePolicy, Storage, is_short, was_short
+from prefeed.errors import ConfigError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.loaders.access import Opening, columns_of
 from prefeed.loaders.guesses import Column, Guess
 from prefeed.sources.mounts import Roots
@@ -38,6 +43,14 @@ _NONE = -1
 
 _stayed: set[tuple[str, str, int]] = set()
 """Class and length of datasets of which this process has read an epoch in place though storage was slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a loader has no plan; ``may_pass``: it is no fault of the loader or its dataset, and later epochs try again."""
+
+    reason: str
+    may_pass: bool = False
 
 
 class Place:
@@ -81,15 +94,14 @@ class Place:
         """True when samples are read through the server's cache."""
         return bool(self.state.note_number)
 
-    def open(self) -> tuple[NodeClient, AccessMap]:
-        """Return a node, started if need be, and the access map on it.
+    def open_on(self, node: NodeClient) -> AccessMap:
+        """Open the access map on a node; close the connection if that fails.
 
         Raises:
-            PrefeedError: It cannot be had, or cannot serve the dataset.
+            PrefeedError: The node cannot serve the dataset.
         """
-        node = NodeClient.connect(self.config)
         try:
-            return node, self.opening(node)
+            return self.opening(node)
         except BaseException:
             node.close()
             raise
@@ -223,7 +235,7 @@ class Place:
         files = seen.files()
         return Guess([Column(0, learned.num_samples, lambda sample: files.get(sample, ()))]) if files else None
 
-    def begin_joining(self, join: Any, *, at_once: bool = False) -> None:
+    def begin_joining(self, attachment: ref[Any], *, at_once: bool = False) -> None:
         """Let the loader join when storage is slow, or at once; after a quick epoch the loop alone looks, once per batch."""
         before = self.joining
         if self._stayed_quick and not at_once:
@@ -232,7 +244,9 @@ class Place:
             return  # the node is being opened: it joins this epoch
         if before is not None:
             before.stop()
-        self.joining = Joining(self.state, join, when_slow=self._measures and not at_once)
+        self.joining = Joining(
+            self.state, partial(_join, attachment, ref(self)), when_slow=self._measures and not at_once
+        )
 
     def end(self) -> None:
         """The loader is let go; takes no lock."""
@@ -243,3 +257,32 @@ class Place:
 def measures(opening: Opening, config: Config) -> bool:
     """Return whether storage decides if a dataset is read in place: it opens its files by path."""
     return config.read_in_place and not opening.is_of_prefeed
+
+
+def _join(attachment: ref[Any], place: ref[Place], joining: Joining) -> None:
+    """Join the server; refer to the loader weakly while that starts, because a program may not open its dataset's files twice."""
+    attached, placed = attachment(), place()
+    if attached is None or placed is None or (not attached.was_connected and placed.stays()):
+        return
+    began, config = time.monotonic(), placed.config
+    node: NodeClient | Refusal | None = None
+    if not attached.is_connected:
+        del attached, placed
+        try:
+            node = NodeClient.connect(config)
+        except Exception as err:  # noqa: BLE001 - reported by ``join``
+            node = refusal_of(err)
+        attached, placed = attachment(), place()
+    if attached is not None and placed is not None:
+        attached.join(placed, joining, node, began)
+    elif isinstance(node, NodeClient):
+        node.close()
+
+
+def refusal_of(err: Exception) -> Refusal:
+    """Return why a loader could not join the server."""
+    if isinstance(err, PrefeedError | OSError):
+        return Refusal(str(err), may_pass=not isinstance(err, FilesUnknownError | SampleSetError | ConfigError))
+    _log.debug("prefeed: joining failed", exc_info=err)
+    # The loop may have changed the dataset just while this looked at it.
+    return Refusal(f"{type(err).__name__}: {err}", may_pass=True)
