@@ -11,6 +11,7 @@ import resource
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import prefeed
 import servers
 from leaks import wait_until
 from prefeed.errors import ConfigError, SampleSetNotFoundError, UnknownSchemeError
-from prefeed.files import close
+from prefeed.files import close, filesystem
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.loaders import hugging_face
 from prefeed.sources.fork_proxy import ForkedReader
@@ -444,16 +445,22 @@ def test_a_file_that_was_opened_ahead_long_ago_is_used_if_it_has_not_changed(
         for fresh_seconds, changes in ((60, False), (0, False), (0, True)):
             monkeypatch.setattr("prefeed.files.filesystem._FRESH_SECONDS", fresh_seconds)
             fs._open_ahead(str(path), before)
-            (ahead,) = (file for _, file in fs._ahead.values())
+            (ahead,) = (file for _, file in filesystem._ahead.values())
             if changes:
                 path.write_bytes(b"b" * BLOCK)
-            with fs.open(str(path)) as file:
+            with in_thread(lambda: fsspec.filesystem("prefeed").open(str(path))) as file:
                 assert (file is ahead) == (not changes)  # asked for again, it is the same
                 assert file.read() == (b"b" if changes else b"a") * BLOCK
             assert ahead.closed
-            assert not fs._ahead
+            assert not filesystem._ahead
     fs._open_ahead(str(root / "none"), before)  # its reader meets the error
-    assert not fs._ahead
+    assert not filesystem._ahead
+
+
+def in_thread(act: Callable[[], Any]) -> Any:
+    """Return what is returned in another thread: fsspec makes a file system for each."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(act).result()
 
 
 def test_zarr(root: Path) -> None:

@@ -188,6 +188,44 @@ def mark(endpoint: str) -> None:
         connection.getresponse().read()
 
 
+NUM_SHUFFLED = 24
+NUM_AT_ONCE = 10
+"""Files that ``shuffle`` reads in turn from the beginning, each in a thread of its own."""
+
+
+def test_of_a_shuffled_stream_all_files_but_the_first_ones_are_opened_ahead(root: Path) -> None:
+    in_child(_shuffle, root)
+
+
+def _shuffle(root: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import load_dataset
+
+    from prefeed.files import filesystem
+
+    for number in range(NUM_SHUFFLED):
+        ids = list(range(number * 40, number * 40 + 40))
+        pq.write_table(pa.table({"id": ids}), root / f"{number:02}.parquet", row_group_size=10)
+    given: list[bool] = []
+    own = filesystem.PrefeedFileSystem._open
+
+    def opened(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+        given.append((self._full(path), None) in filesystem._ahead)
+        return own(self, path, *args, **kwargs)
+
+    filesystem.PrefeedFileSystem._open = opened
+    files = load_dataset("parquet", data_files=f"prefeed://{root}/*.parquet", split="train", streaming=True)
+    plain = load_dataset("parquet", data_files=f"{root}/*.parquet", split="train", streaming=True)
+    found, expected = (rows.shuffle(seed=2, buffer_size=100) for rows in (files, plain))
+    for rows in (found, expected):
+        rows.set_epoch(3)
+    given.clear()
+    assert [row["id"] for row in found] == [row["id"] for row in expected]
+    is_interleaved = len(given) - sum(given) > 1  # datasets 5; 4 reads one file after the other
+    assert (len(given), sum(given)) == (NUM_SHUFFLED, NUM_SHUFFLED - (NUM_AT_ONCE if is_interleaved else 1))
+
+
 def test_the_doctor_examines_a_stream(root: Path) -> None:
     in_child(_examine, root)
 

@@ -67,6 +67,9 @@ _FRESH_SECONDS: Final = 15.0
 _MOST_AHEAD: Final = 16
 """Files that are open ahead: one per stream that is read."""
 
+_ahead: Final[dict[tuple[str, Config | None], tuple[float, BlockFile]]] = {}
+"""Files that were opened ahead, and when. fsspec makes a file system per thread, and a stream may continue in another thread."""
+
 
 class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """Objects behind URLs, read in blocks through the node's cache; nothing is written.
@@ -109,7 +112,6 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         super().__init__()
         self._target = _AS_IN_SPEC.get(target_protocol or "", target_protocol)
         self._config = config
-        self._ahead: dict[str, tuple[float, BlockFile]] = {}
 
     @property
     def fsid(self) -> str:
@@ -171,7 +173,8 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
     ) -> Any:
         full, readahead = self._full(path), options.get("readahead")
-        opened, ahead = self._ahead.pop(full, (0.0, None)) if mode == "rb" and readahead is None else (0.0, None)
+        is_followed = mode == "rb" and readahead is None
+        opened, ahead = _ahead.pop((full, self._config), (0.0, None)) if is_followed else (0.0, None)
         if ahead is not None and time.monotonic() - opened < _FRESH_SECONDS:
             file: Any = ahead
         else:
@@ -189,9 +192,10 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             file = open_object(full, config=self._config)
             if isinstance(file, BlockFile):
                 file.begin_as(before)
-                self._ahead[full] = time.monotonic(), file
-                for oldest in list(self._ahead)[:-_MOST_AHEAD]:
-                    self._ahead.pop(oldest)[1].close()
+                _ahead[full, self._config] = time.monotonic(), file
+                for oldest in list(_ahead)[:-_MOST_AHEAD]:
+                    _, file = _ahead.pop(oldest, (0.0, file))
+                    file.close()
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         """Return an object as a file, in text modes decoded; see ``prefeed.open``.
@@ -500,6 +504,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
 
 hugging_face.register()
+os.register_at_fork(after_in_child=_ahead.clear)
 
 
 def _credentials_in(options: Mapping[str, Any]) -> Iterator[str]:
