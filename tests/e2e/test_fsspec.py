@@ -228,6 +228,26 @@ def test_a_sample_set_named_as_a_directory_of_the_root_comes_first(root: Path) -
         fs.cat_file(f"prefeed:/{root}/x.bin")
 
 
+@pytest.mark.parametrize("scheme", ["", "prefeed://", "prefeed://file://", "prefeed:/", "sampleset://"])
+def test_a_directory_is_copied_to_local_files(
+    root: Path, scheme: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files = {"d/a": b"a", "d/e/b": b"b" * BLOCK}
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    if scheme == "sampleset://":
+        apply(sample_set(name="numbers", source={"uri": str(root)}))
+    base = "sampleset://numbers" if scheme == "sampleset://" else f"{scheme}{root}"
+    fs = fsspec.filesystem("prefeed")
+    for number, (path, prefix) in enumerate(((f"{base}/d", "d/"), (f"{base}/d/", "d/"), ([f"{base}/d/a"], "d/"))):
+        copy = tmp_path_factory.mktemp("copies") / str(number)
+        fs.get(path, f"{copy}/" if isinstance(path, list) else str(copy), recursive=True)
+        found = {str(file.relative_to(copy)): file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+        names = ["d/a"] if isinstance(path, list) else list(files)
+        assert found == {name.removeprefix(prefix): files[name] for name in names}
+
+
 def test_an_account_in_a_url_is_no_container(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fs = fsspec.filesystem("prefeed")
     url = "abfs://images@ours.dfs.core.windows.net/a/b.bin"

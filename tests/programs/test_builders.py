@@ -220,6 +220,22 @@ def test_a_builder_reads_the_same_rows_from_a_bucket(root: Path, builder: str, m
         in_child(_compare, builder, root, one, ("prefeed://s3://tables",))
 
 
+def test_load_from_disk_copies_through_prefeed(root: Path) -> None:
+    in_child(_load_from_disk, root)
+
+
+def _load_from_disk(root: Path) -> None:
+    import datasets
+
+    import prefeed
+
+    rows = [{"id": number} for number in range(NUM_ROWS)]
+    datasets.Dataset.from_list(rows).save_to_disk(root / "saved")
+    for scheme in ("prefeed://", "prefeed://file://"):
+        assert list(datasets.load_from_disk(f"{scheme}{root}/saved")) == rows
+    assert prefeed.statistics().origin_bytes
+
+
 def _create_bucket(endpoint: str) -> None:
     import boto3
 

@@ -20,6 +20,7 @@ _RANK: Final = re.compile(r", rank \d+(?=\)|$)")
 _PRONOUN: Final = re.compile(r"^its\b")
 _MOST_NAMES: Final = 8
 _MOST_CALLS: Final = 5
+_LOAD_FROM_DISK: Final = "load_from_disk of datasets maps the files of a path past the cache; load_from_disk('prefeed://PATH') copies them through it"
 
 
 class LoaderFacts(TypedDict):
@@ -265,15 +266,18 @@ def _files(facts: ProgramFacts) -> str:
 
 
 def _native(facts: ProgramFacts) -> list[str]:
-    """Return a line about readers in C++; none where there were none."""
+    """Return lines about readers that read past the cache, in C++ or mapped; none if there were none."""
+    calls_past = [one["call"] for one in facts["past_the_cache"]]
+    lines = [_LOAD_FROM_DISK] if any(re.fullmatch(r"datasets\..*load_from_disk", call) for call in calls_past) else []
     roots: dict[str, list[str]] = {}
     for one in facts["read_natively"]:
         roots.setdefault(one["call"], []).extend([one["root"]] if one["root"] else [])
     if not roots:
-        return []
+        return lines
     calls = [f"{call} below {_listed(places)}" if places else call for call, places in roots.items()]
     return [
-        f"read in C++, past the cache: {_listed(calls, most=_MOST_CALLS)}; such readers use it on a mount: prefeed mount --help"
+        *lines,
+        f"read in C++, past the cache: {_listed(calls, most=_MOST_CALLS)}; such readers use it on a mount: prefeed mount --help",
     ]
 
 

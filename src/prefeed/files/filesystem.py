@@ -59,7 +59,7 @@ _CREDENTIALS: Final = re.compile(
     r"session|tenant|token|username)",
     re.IGNORECASE,
 )
-"""Names of options that select an account or a server: they are refused, because the store would be asked as somebody else."""
+"""Names of options that select an account or a server. They are refused, because without them another account would be used."""
 
 _FRESH_SECONDS: Final = 15.0
 """A file that was opened ahead is given to its reader within this time; later only if the object is asked for and has not changed."""
@@ -245,6 +245,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return the bytes of an object from ``start`` to before ``end``; negative numbers count from its end."""
         with self._open(path, readahead=False) as file:
             return _part(file, start, end)
+
+    def get(self, rpath: Any, lpath: Any, recursive: bool = False, **options: Any) -> None:
+        """Copy objects to local files; see fsspec, which compares the path with those that ``find`` returns."""
+        given = rpath if isinstance(rpath, list) else [rpath]
+        paths = [self._full(path) + "/" * os.fspath(path).endswith("/") for path in given]
+        super().get(paths if isinstance(rpath, list) else paths[0], lpath, recursive=recursive, **options)
 
     def cat_ranges(
         self,

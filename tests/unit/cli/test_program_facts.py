@@ -148,6 +148,15 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
             + ", and 2 more)",
         ],
     ),
+    "mapped": (
+        loader("loader", served=1) | past("datasets.load_from_disk", 2),
+        {},
+        [
+            "1 loader served: loader",
+            "2 opens below /data (nfs4) bypassed the cache (datasets.load_from_disk 2 outside of samples)",
+            "load_from_disk of datasets maps the files of a path past the cache; load_from_disk('prefeed://PATH') copies them through it",
+        ],
+    ),
     "off": (READ, {"is_enabled": False}, ["nothing was done: PREFEED_ENABLED is 0"]),
 }  # fmt: skip
 
