@@ -231,7 +231,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         Raises:
             BadTargetNameError: The name of the object would lead out of the directory that gets the copy, or to another object's file.
         """
-        odd = is_odd(rpath.partition("://")[2])
+        odd = is_odd(rpath.partition("://")[2]) if "://" in rpath else None
         if odd is not None and outfile is None and isinstance(lpath, str | os.PathLike):
             if os.fspath(lpath).endswith(odd[0] + odd.string[odd.end() :]):
                 raise BadTargetNameError(
