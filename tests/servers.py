@@ -94,6 +94,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.behind:
             self._forward()
             return
+        self.serve_file()
+
+    def serve_file(self) -> None:
+        """Answer with the file of the path, or the part of it that is asked for."""
+        path = urlsplit(self.path).path
         file = self.server.directory / unquote(path, errors="surrogateescape").lstrip("/")
         if not file.is_file():
             self.reply(404, b"not found")

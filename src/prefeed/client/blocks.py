@@ -14,10 +14,9 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -27,8 +26,7 @@ from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset, open_manifest_dataset
 from prefeed.client.launch import in_turn
 from prefeed.client.node import NodeClient, access_now
-from prefeed.client.reader import ObjectReader
-from prefeed.client.sharing import Shared
+from prefeed.client.readers import Seat
 from prefeed.config import Config
 from prefeed.core.requests import Again
 from prefeed.errors import (
@@ -129,36 +127,6 @@ class BlockObject:
         return key
 
 
-class _Seat:
-    """What one thread needs to ask the server: a connection and a few readers. Taken by one thread at a time."""
-
-    def __init__(self) -> None:
-        self.shared = Shared()
-        self._readers: OrderedDict[Path, ObjectReader] = OrderedDict()
-
-    def reader(self, dataset: NodeDataset) -> ObjectReader:
-        """Return a reader of a dataset."""
-        place = dataset.manifest.directory
-        reader = self._readers.pop(place, None)
-        if reader is not None and (reader.dataset.number, reader.dataset.instance) != (
-            dataset.number,
-            dataset.instance,
-        ):
-            reader.close()
-            reader = None
-        self._readers[place] = reader = reader or ObjectReader(dataset, shared=self.shared)
-        if len(self._readers) > _MOST_READERS:
-            self._readers.popitem(last=False)[1].close()
-        return reader
-
-    def close(self) -> None:
-        """Let go of all of it."""
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
-        self.shared.close()
-
-
 class Blocks:
     """Blocks of any objects, for one process and one home.
 
@@ -173,10 +141,11 @@ class Blocks:
         self._sources: OrderedDict[tuple[str, int], BlockSource] = OrderedDict()
         self._opened: WeakValueDictionary[tuple[str, str, int, str], BlockObject] = WeakValueDictionary()
         self._tiers: dict[str, TierReader] = {}
-        self._seats: deque[_Seat] = deque()
+        self._seats: deque[Seat] = deque()
         self._control: Connection | None = None
-        self._asking: Connection | None = None  # for questions that wait for an origin: reports do not wait behind them
-        self._asking_lock = threading.Lock()
+        self._asking: deque[Connection] = (
+            deque()
+        )  # idle ones, for questions that wait for an origin: each waits for its own answer
         self._again = Again()
         self._ended: deque[int] = deque()
         self._is_said = False
@@ -232,17 +201,16 @@ class Blocks:
         source = self.source(root)
         if is_of_store(source.url) and self.config.enabled and self._again.is_due(time.monotonic()):
             try:
-                with self._asking_lock:
-                    node = self._asking_node(starts=source.needs_helper)
-                if node is not None:
-                    return node.ask_object(root, path)
+                with self._asking_node(starts=source.needs_helper) as node:
+                    if node is not None:
+                        return node.ask_object(root, path)
             except AccessDeniedError:
                 if source.needs_helper:
                     raise
             except SourceError:
                 raise
             except (PrefeedError, OSError):
-                self._drop_asking()  # what opens the object says it, and tries again later
+                pass  # what opens the object says it, and tries again later
         return source.info(path)
 
     def opened(self, root: str, info: ObjectInfo) -> BlockObject:
@@ -298,7 +266,7 @@ class Blocks:
         try:
             seat = self._seats.pop()
         except IndexError:
-            seat = _Seat()
+            seat = Seat(_MOST_READERS)
         try:
             reader = seat.reader(dataset)
             reader.consumer = consumer
@@ -416,11 +384,11 @@ class Blocks:
         """Let go of connections, tiers and sources of this process."""
         if self.pid != os.getpid():
             return
-        while self._seats:
-            with suppress(IndexError):
-                self._seats.pop().close()
+        for seat in _popped(self._seats):
+            seat.close()
+        for connection in _popped(self._asking):
+            connection.close()
         self._drop_control()
-        self._drop_asking()
         with self._lock:
             tiers, self._tiers = list(self._tiers.values()), {}
             sources, self._sources = list(self._sources.values()), OrderedDict()
@@ -453,12 +421,23 @@ class Blocks:
             self._control = self._running() or self._started()
         return NodeClient(self._control)
 
-    def _asking_node(self, *, starts: bool) -> NodeClient | None:
-        """Return the server, on a connection of its own; None if none runs, and none is to be started."""
-        if self._asking is None or self._asking.is_closed or not self._asking.is_alive():
-            self._drop_asking()
-            self._asking = self._running() or (self._started() if starts else None)
-        return None if self._asking is None else NodeClient(self._asking)
+    @contextmanager
+    def _asking_node(self, *, starts: bool) -> Iterator[NodeClient | None]:
+        """Inside it, the server is asked on a connection that no other thread uses; None if none runs, and none is to be started."""
+        connection = next(_popped(self._asking), None)
+        if connection is None or connection.is_closed or not connection.is_alive():
+            connection = self._running() or (self._started() if starts else None)
+        try:
+            yield None if connection is None else NodeClient(connection)
+        except SourceError:
+            raise  # the origin's answer
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        finally:
+            if connection is not None and not connection.is_closed:
+                self._asking.append(connection)
 
     def _running(self) -> Connection | None:
         """Return a connection to the server, if one runs."""
@@ -490,10 +469,12 @@ class Blocks:
         if connection is not None:
             connection.close()
 
-    def _drop_asking(self) -> None:
-        connection, self._asking = self._asking, None
-        if connection is not None:
-            connection.close()
+
+def _popped(idle: deque[Result]) -> Iterator[Result]:
+    """Take what no thread uses."""
+    with suppress(IndexError):
+        while True:
+            yield idle.pop()
 
 
 _by_config: dict[Config, Blocks] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import util
@@ -17,49 +18,8 @@ from prefeed.client.once import gave, given_before
 from prefeed.client.reader import ObjectReader
 from prefeed.client.sharing import Shared
 
-
-class Readers:
-    """One reader a dataset, for reads that belong to no loader.
-
-    **Threads and processes**: any thread, one read at a time a dataset; a forked child begins with none.
-    """
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._readers: dict[str, ObjectReader] = {}
-        self._shared = Shared()
-
-    def read(self, dataset: NodeDataset, object_id: int) -> bytes:
-        """Return an object's bytes.
-
-        Raises:
-            SourceError: The origin's own error.
-        """
-        key = str(dataset.manifest.directory)
-        if (before := given_before(key, object_id)) is not None:
-            return before
-        with self._lock:
-            if self._pid != os.getpid():
-                self._pid, self._readers, self._shared = os.getpid(), {}, Shared()
-            reader = self._readers.get(key)
-            if reader is None:
-                reader = self._readers[key] = ObjectReader(dataset, shared=self._shared)
-            data = reader.read(object_id)
-            reader.report()
-        data = data if isinstance(data, bytes) else bytes(data)
-        gave(key, object_id, data)
-        return data
-
-    def close(self) -> None:
-        """Close every reader of this process."""
-        with self._lock:
-            readers, self._readers = list(self._readers.values()), {}
-            shared, self._shared = self._shared, Shared()
-        for reader in readers:
-            reader.close()
-        if self._pid == os.getpid():
-            shared.close()
+_MOST_DATASETS = 256
+"""Datasets of which one thread keeps readers, for reads that belong to no loader."""
 
 
 class Reports(Protocol):
@@ -142,6 +102,73 @@ def _taken(idle: list[R]) -> Iterator[R]:
     with contextlib.suppress(IndexError):  # another thread may take the last one
         for _ in range(len(idle)):
             yield idle.pop(0)
+
+
+class Seat:
+    """What one thread needs to read of any dataset: a connection, and a reader of each of the last few. Taken by one thread at a time."""
+
+    def __init__(self, most_readers: int) -> None:
+        self._most_readers = most_readers
+        self._shared = Shared()
+        self._readers: OrderedDict[Path, ObjectReader] = OrderedDict()
+
+    def reader(self, dataset: NodeDataset) -> ObjectReader:
+        """Return a reader of a dataset."""
+        place = dataset.manifest.directory
+        reader = self._readers.pop(place, None)
+        if reader is not None and (reader.dataset.number, reader.dataset.instance) != (
+            dataset.number,
+            dataset.instance,
+        ):
+            reader.close()
+            reader = None
+        self._readers[place] = reader = reader or ObjectReader(dataset, shared=self._shared)
+        if len(self._readers) > self._most_readers:
+            self._readers.popitem(last=False)[1].close()
+        return reader
+
+    def report(self) -> None:
+        """Report all reads that have ended."""
+        for reader in self._readers.values():
+            reader.report()
+
+    def close(self) -> None:
+        """Report, and close the readers and the connection."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        self._shared.close()
+
+
+class Readers:
+    """Readers for reads that belong to no loader: each thread that reads has a seat, so that a miss waits for its own object only.
+
+    **Threads and processes**: any thread; a forked child begins with none.
+    """
+
+    def __init__(self) -> None:
+        self._seats: IdleReaders[Seat] = IdleReaders()
+
+    def read(self, dataset: NodeDataset, object_id: int) -> bytes:
+        """Return an object's bytes.
+
+        Raises:
+            SourceError: The origin's own error.
+        """
+        key = str(dataset.manifest.directory)
+        if (before := given_before(key, object_id)) is not None:
+            return before
+        with self._seats.one(lambda: Seat(_MOST_DATASETS)) as seat:
+            reader = seat.reader(dataset)
+            data = reader.read(object_id)
+            reader.report()
+        data = data if isinstance(data, bytes) else bytes(data)
+        gave(key, object_id, data)
+        return data
+
+    def close(self) -> None:
+        """Close every reader of this process that is not in use."""
+        self._seats.close_idle()
 
 
 class _Active(threading.local):
