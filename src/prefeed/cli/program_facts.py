@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from prefeed.system.units import format_bytes
 from prefeed.tally import program
@@ -21,6 +21,7 @@ _PRONOUN: Final = re.compile(r"^its\b")
 _MOST_NAMES: Final = 8
 _MOST_CALLS: Final = 5
 _LOAD_FROM_DISK: Final = "load_from_disk of datasets maps the files of a path past the cache; load_from_disk('prefeed://PATH') copies them through it"
+_READS_ALL: Final = "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache"
 
 
 class LoaderFacts(TypedDict):
@@ -61,11 +62,13 @@ class PastTheCache(TypedDict):
         call: What was called: ``open``, ``numpy.load``.
         in_samples: While a served loader's sample was made, in the thread that made it; else beside the loops.
         opens: How often.
+        in_own_threads: While a sample was made, by a thread that it had not started; absent if not.
     """
 
     call: str
     in_samples: bool
     opens: int
+    in_own_threads: NotRequired[bool]
 
 
 class ReadNatively(TypedDict):
@@ -133,7 +136,7 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
     reads = counted.get(program.READS, (0,) * 4)
     loaders = list(_loaders(counted))
     past = [
-        PastTheCache(call=names[0], in_samples=bool(names[1]), opens=counters[0])
+        _past(names[0], names[1], counters[0])
         for key, counters in counted.items()
         for kind, names in [program.parts_of(key)]
         if kind == program.PAST and counters[0]
@@ -169,6 +172,13 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
     )
 
 
+def _past(call: str, where: str, opens: int) -> PastTheCache:
+    past = PastTheCache(call=call, in_samples=where == program.IN_SAMPLE, opens=opens)
+    if where == program.IN_OWN_THREAD:
+        past["in_own_threads"] = True
+    return past
+
+
 def last_lines(facts: ProgramFacts) -> list[str]:
     """Return what is said at the end of a program: a few lines, at least one."""
     if not facts["is_enabled"]:
@@ -180,10 +190,20 @@ def last_lines(facts: ProgramFacts) -> list[str]:
     if not facts["loaders"]:
         lines = [f"{_no_loader(facts)}; {_files(facts)}"]
         if facts["past_the_cache"] and not facts["cache"]["files"]:
-            lines.append("PREFEED_READS=all answers reads that Python sees outside of loaders from the cache")
+            lines.append(_READS_ALL)
         return lines + native
-    files, waits = _files(facts), _waits(facts)
-    return [_served(facts), *([files] if files else []), *([waits] if waits else []), *native]
+    lines = [_served(facts), _files(facts), _elsewhere(facts), _waits(facts)]
+    return [line for line in lines if line] + native
+
+
+def _elsewhere(facts: ProgramFacts) -> str:
+    """Return what to change where most files, or those of samples, are opened by threads that no sample has started."""
+    past = facts["past_the_cache"]
+    if any("in_own_threads" in one for one in past):
+        return "reads in threads of its own bypass the cache: PREFEED_READS=all answers them"
+    outside = sum(one["opens"] for one in past if not one["in_samples"])
+    is_most = outside > sum(one["files"] for one in (facts["cache"], facts["origin"]))
+    return _READS_ALL if is_most else ""
 
 
 def _loaders(counted: Mapping[bytes, Sequence[int]]) -> Iterable[LoaderFacts]:
@@ -255,14 +275,17 @@ def _files(facts: ProgramFacts) -> str:
         parts.append(f"{origin['files']:,} from the origin ({format_bytes(origin['bytes'])})")
     if facts["past_the_cache"]:
         opens = sum(one["opens"] for one in facts["past_the_cache"])
-        calls = [
-            f"{one['call']} {one['opens']:,}{' in samples' if one['in_samples'] else ' outside of samples'}"
-            for one in facts["past_the_cache"]
-        ]
+        calls = [f"{one['call']} {one['opens']:,} {_where(one)}" for one in facts["past_the_cache"]]
         where = "" if parts else f" below {facts['roots']}"
         about = "about " if facts["opens_estimated"] else ""
         parts.append(f"{about}{_number(opens, 'open')}{where} bypassed the cache ({_listed(calls, most=_MOST_CALLS)})")
     return ", ".join(parts)
+
+
+def _where(one: PastTheCache) -> str:
+    if one["in_samples"]:
+        return "in samples"
+    return "in threads of its own" if "in_own_threads" in one else "outside of samples"
 
 
 def _native(facts: ProgramFacts) -> list[str]:

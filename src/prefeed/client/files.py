@@ -5,19 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, Final
 
 from prefeed.client.access import AccessMap
 from prefeed.client.large_files import LargeFiles
 from prefeed.client.lending import CostMeter, Lent
 from prefeed.client.reader import ObjectReader
-from prefeed.errors import PassedThroughError, SourceError
-from prefeed.interception.asking import Answer
+from prefeed.errors import PassedThroughError, PrefeedError, SourceError
+from prefeed.interception.asking import Answer, Carried, carry, outside
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
 
 _MOST_KNOWN: Final = 4096
 """Files that no sample is known to open, and that are found without a question when they are opened again."""
+
+
+class _Sample:
+    """What is known of the samples that are being made, one as a rule, and what they have opened so far."""
+
+    def __init__(self, *samples: Any) -> None:
+        self.samples = samples
+        self.expected: dict[str, int] | None = None
+        self.opened: dict[str, tuple[int, Answer | None]] = {}
+        self.served_keys: dict[str, bytes] = {}
+        self.is_whole = True
+        self.reading: set[int] = set()  # threads of the sample that have asked for a file, and have no answer yet
 
 
 class SampleFiles:
@@ -32,7 +45,8 @@ class SampleFiles:
         roots: Directories whose files are cached.
         written: Files that are not to be answered: what some process of the node has written is read from the file.
 
-    **Threads and processes**: as the reader's.
+    **Threads and processes**: as the reader's. Threads that a sample starts are answered until it is made; each has a reader of
+    its own while it asks.
 
     Attributes:
         costs: What reads of parts of large files cost.
@@ -45,14 +59,11 @@ class SampleFiles:
         self._written = written
         self._access = access
         self._roots = roots
+        self._own_threads = _OwnThreads(roots)
         self.costs: CostMeter = CostMeter()
         self._large: LargeFiles | None = None  # made when there is one
-        self._samples: tuple[Any, ...] = ()
-        self._expected: dict[str, int] | None = None
-        self._opened: dict[str, tuple[int, Answer | None]] = {}
+        self._sample = _Sample()
         self._known: dict[str, int] = {}  # files that the server was asked for by path in this epoch, and compared then
-        self._served_keys: dict[str, bytes] = {}
-        self._is_whole = True
         self._in_parts: dict[int, dict[int, None] | None] | None = None
 
     def epoch_begins(self) -> None:
@@ -62,21 +73,26 @@ class SampleFiles:
     @contextmanager
     def sample(self, *samples: Any) -> Iterator[None]:
         """Inside it, these samples are being made, one as a rule; several by a dataset that makes batches."""
-        self._samples, self._expected = samples, None
-        self._opened.clear()
-        self._is_whole = True
+        sample = self._sample = _Sample(*samples)
+        in_threads = Carried(_InThreads(self, sample))
+        before = carry(in_threads)
+        outside.counting = self._own_threads
         try:
             yield
-            if self._access.learned is not None and (self._opened or self._access.cached is None):
-                opened = dict.fromkeys(object_id for object_id, _ in self._opened.values())
+            in_threads.reader = None
+            sample.is_whole &= not sample.reading
+            if self._access.learned is not None and (sample.opened or self._access.cached is None):
+                opened = dict.fromkeys(object_id for object_id, _ in tuple(sample.opened.values()))
                 if len(samples) == 1:
-                    self._note(samples[0], opened)
+                    self._note(sample, opened)
                 elif self._in_parts is None:
-                    self._note_batch(samples, opened)
+                    self._note_batch(sample, opened)
         finally:
-            self._samples, self._expected = (), None
-            self._opened.clear()
-            self._served_keys.clear()
+            in_threads.reader = outside.counting = None
+            carry(before)
+            if self._own_threads.num_opened:
+                self._reader.passed_in_own_threads(self._own_threads.take())
+            self._sample = _Sample()
             began = time.perf_counter()
             if lent := self._reader.sample_made():
                 self.costs.noted(time.perf_counter() - began)
@@ -97,76 +113,82 @@ class SampleFiles:
 
     def may_have(self, path: str) -> bool:
         """Return False for a file that is neither expected nor below the roots."""
-        expected = self._expected
-        if expected is None:
-            expected = self._expected = self._expected_now()
-        return path in expected or self._roots.covers(path)
+        return self._may_have(self._sample, path)
 
     def read_file(self, path: str) -> Answer | None:
         """Return the bytes of a file from the cache, or lend them; None when the caller should open it."""
-        if not self.may_have(path):
+        return self._read_file(self._sample, path, self._reader)
+
+    def _may_have(self, sample: _Sample, path: str) -> bool:
+        expected = sample.expected
+        if expected is None:
+            expected = sample.expected = self._expected_of(sample)
+        return path in expected or self._roots.covers(path)
+
+    def _read_file(self, sample: _Sample, path: str, reader: ObjectReader) -> Answer | None:
+        if not self._may_have(sample, path):
             return None
-        opened = self._opened.get(path)
-        expected = self._expected or {}  # None: another thread has ended its sample; it is then asked for by path
+        opened = sample.opened.get(path)
+        expected = sample.expected or {}
         object_id = expected.get(path, self._known.get(path)) if opened is None else opened[0]
         if self._written is not None and self._written.any() and self._is_written(path, object_id):
-            self._pass_by(path, object_id)
+            self._pass_by(sample, path, object_id, reader)
             return None
         if opened is not None:
             return opened[1]
         try:
-            return self._read(path, object_id)
+            return self._read(sample, path, object_id, reader)
         except PassedThroughError:
-            return self._lend_large(path)
+            return self._lend_large(sample, path)
         except SourceError:
             return None  # opened as it is, it says so in the words that the user knows
 
     def served_key(self, path: str) -> bytes | None:
         """Return the entry key of the bytes that ``read_file`` gave for this sample; None when it is not known."""
-        return self._served_keys.get(path)
+        return self._sample.served_keys.get(path)
 
-    def _expected_now(self) -> dict[str, int]:
+    def _expected_of(self, sample: _Sample) -> dict[str, int]:
         """Return the files that the samples being made are known to open."""
         manifest = self._access.dataset.manifest
         num_objects = manifest.num_objects  # after a power failure more may have been learned
-        known = (object_id for sample in self._samples for object_id in self._access.objects_of(sample))
+        known = (object_id for one in sample.samples for object_id in self._access.objects_of(one))
         return {manifest.path(object_id): object_id for object_id in known if object_id < num_objects}
 
-    def _read(self, path: str, object_id: int | None) -> Answer | None:
+    def _read(self, sample: _Sample, path: str, object_id: int | None, reader: ObjectReader) -> Answer | None:
         data: Answer | None
-        began, waited = time.perf_counter(), self._reader.waited_seconds
+        began, waited = time.perf_counter(), reader.waited_seconds
         if object_id is None:
-            data, object_id = self._reader.try_read_file(path)
+            data, object_id = reader.try_read_file(path)
             if object_id is not None:
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
                 self._known[path] = object_id
-            self._is_whole &= object_id is not None  # else there was no answer: not all that it opens will be known
+            sample.is_whole &= object_id is not None  # else there was no answer: not all that it opens will be known
             if self._written is not None and self._written.any() and self._is_written(path, object_id):
                 data = None  # another name of a file that was written
         else:
-            self._opened[path] = (object_id, None)  # it was opened, also if that fails
-            data = self._reader.try_read(object_id)
+            sample.opened[path] = (object_id, None)  # it was opened, also if that fails
+            data = reader.try_read(object_id)
         if isinstance(data, Lent):
             data.opening_seconds, data.waited_seconds = (
                 time.perf_counter() - began,
-                self._reader.waited_seconds - waited,
+                reader.waited_seconds - waited,
             )
         elif data is not None:
             self.costs.gave_copy()
         if object_id is not None:
-            self._opened[path] = (object_id, data)
-            if data is not None and self._reader.last_key:
-                self._served_keys[path] = self._reader.last_key
+            sample.opened[path] = (object_id, data)
+            if data is not None and reader.last_key:
+                sample.served_keys[path] = reader.last_key
         return data
 
-    def _lend_large(self, path: str) -> Answer | None:
+    def _lend_large(self, sample: _Sample, path: str) -> Answer | None:
         """Lend a file that the server does not cache whole, if it is a large one; see ``LargeFiles``."""
         if self._large is None:
             self._large = LargeFiles(self._access.dataset.config)
         lent = self._large.lend(path)
         if lent is not None:
-            self._served_keys[path] = lent.key
+            sample.served_keys[path] = lent.key
         return lent
 
     def _is_written(self, path: str, object_id: int | None) -> bool:
@@ -174,47 +196,98 @@ class SampleFiles:
         inode = 0 if object_id is None else self._access.dataset.manifest.inode(object_id)
         return self._written is not None and self._written.covers(path, inode)
 
-    def _pass_by(self, path: str, object_id: int | None) -> None:
+    def _pass_by(self, sample: _Sample, path: str, object_id: int | None, reader: ObjectReader) -> None:
         """Note that the sample opens a file which the cache does not answer for."""
         if object_id is None:
-            self._is_whole = False
-            self._reader.pass_by(None)
+            sample.is_whole = False
+            reader.pass_by(None)
             return
-        if path not in self._opened:
-            self._reader.pass_by(object_id)
-        self._opened[path] = (object_id, None)
+        if path not in sample.opened:
+            reader.pass_by(object_id)
+        sample.opened[path] = (object_id, None)
 
-    def _note(self, sample: Any, ids: dict[int, None]) -> None:
+    def _note(self, sample: _Sample, ids: dict[int, None]) -> None:
         """Report what the sample opened, now or when all its parts are made; nothing when not all of it is known."""
-        base = self._access.base_sample(sample)
+        base = self._access.base_sample(sample.samples[0])
         if base is None:
             return
         if self._in_parts is not None:
             before = self._in_parts.get(base, {})
-            self._in_parts[base] = before | ids if self._is_whole and before is not None else None
-        elif self._is_whole:
+            self._in_parts[base] = before | ids if sample.is_whole and before is not None else None
+        elif sample.is_whole:
             self._learn(base, tuple(ids))
 
-    def _note_batch(self, samples: tuple[Any, ...], ids: dict[int, None]) -> None:
+    def _note_batch(self, sample: _Sample, ids: dict[int, None]) -> None:
         """Report which of the files that were guessed of its samples a batch opened.
 
         It is not known whose the others are. Where there are some, a sample whose files were not all opened may have opened those instead,
         and nothing is reported of it.
         """
         guesses = {
-            base: self._access.objects_of(sample)
-            for sample in samples
-            if (base := self._access.base_sample(sample)) is not None
+            base: self._access.objects_of(one)
+            for one in sample.samples
+            if (base := self._access.base_sample(one)) is not None
         }
         others = ids.keys() - {object_id for guess in guesses.values() for object_id in guess}
         for base, guess in guesses.items():
             opened = tuple(object_id for object_id in guess if object_id in ids)
-            if guess and (opened == guess or (self._is_whole and not others)):
+            if guess and (opened == guess or (sample.is_whole and not others)):
                 self._learn(base, opened)
 
     def _learn(self, base: int, ids: tuple[int, ...]) -> None:
-        """Report what the sample opened, when that is not what was known of it."""
+        """Report what the sample opened, when that is not what was known of it; threads open its files in any order."""
         learned = self._access.learned
         assert learned is not None
-        if learned.seen(base) != ids:
+        seen = learned.seen(base)
+        if seen is None or set(seen) != set(ids):
             self._reader.learn(base, ids)
+
+
+class _InThreads:
+    """Answers threads that a sample has started: an ``interception.FileReader``."""
+
+    def __init__(self, files: SampleFiles, sample: _Sample) -> None:
+        self._files = files
+        self._sample = sample
+
+    def may_have(self, path: str) -> bool:
+        """As of the sample's own thread."""
+        return self._files._may_have(self._sample, path)
+
+    def read_file(self, path: str) -> Answer | None:
+        """As in the sample's own thread, with a reader of this thread."""
+        reading, thread = self._sample.reading, get_ident()
+        reading.add(thread)
+        try:
+            with self._files._reader.for_thread() as reader:
+                return self._files._read_file(self._sample, path, reader)
+        except PrefeedError:
+            self._sample.is_whole = False
+            return None  # the catalogue was made again
+        finally:
+            reading.discard(thread)
+
+
+class _OwnThreads:
+    """Counts files that are opened while a sample is made, by threads that it has not started; none of them is answered.
+
+    A dataset that keeps threads of its own, and gives them work by a queue, opens its files there. Whose sample they are of is not known.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+        self.num_opened = 0
+
+    def may_have(self, path: str) -> bool:
+        """Return True below the roots, so that ``read_file`` is called for files that are opened for reading."""
+        return self._roots.covers(path)
+
+    def read_file(self, path: str) -> None:
+        """Count the file; the caller opens it."""
+        if self._roots.covers(path):
+            self.num_opened += 1
+
+    def take(self) -> int:
+        """Return how many were counted since the last time."""
+        taken, self.num_opened = self.num_opened, 0
+        return taken

@@ -13,12 +13,12 @@ read(id) ─→ tier ─hit→ bytes
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from array import array
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeGuard
 
@@ -27,19 +27,19 @@ from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient, access_told, open_as_made
 from prefeed.client.once import is_reading_once
-from prefeed.client.sharing import Shared
+from prefeed.client.sharing import IdleReaders, Shared
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError, error_of
+from prefeed.places import say_once
 from prefeed.sources.answers import read_origin
+from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
 from prefeed.store.reader import StoredValue, TierReader
 from prefeed.tally import program
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
-
-_log = logging.getLogger("prefeed")
 
 _LENT_FROM_BYTES = 256 * 1024
 """From this size on, parts of a file are copied as they are read: copying all of it takes longer than opening it."""
@@ -82,7 +82,7 @@ class _Answer(NamedTuple):
 class ObjectReader:
     """Reads objects of one dataset for one consumer.
 
-    **Threads and processes.** One thread at a time. May be made before a fork and pickled to a spawned worker:
+    **Threads and processes.** One thread at a time; others read through ``for_thread``. May be made before a fork and pickled to a spawned worker:
     store, socket and source are opened at first use in each process.
     **Blocking.** A hit never waits. A miss waits for the server, and for the origin when there is none.
     """
@@ -112,13 +112,14 @@ class ObjectReader:
         self._renewed_at = -_RENEW_SECONDS
         self._hits = 0
         self._hit_bytes = 0  # of what is lent those that were read, once its sample is made
-        self._direct_reads = 0
+        self._direct_reads = self._in_own_threads = 0
         self._unreported_bytes = 0
         self._unread_bytes = 0  # of these, what was lent and not read
         self._reported_at = 0.0
         self._counted_hits = self._counted_bytes = 0  # of those that are not reported yet
         self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
         self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
+        self._of_threads: IdleReaders[ObjectReader] = IdleReaders()
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_make_reader, (self.dataset, self.consumer))
@@ -236,6 +237,20 @@ class ObjectReader:
             self._consumed.append(object_id)
         self._counted(None, -1)
 
+    def for_thread(self) -> AbstractContextManager[ObjectReader]:
+        """Inside it, a reader of a catalogue for the same consumer that no other thread uses; this one reports what it has read."""
+        return self._of_threads.one(self._again)
+
+    def _again(self) -> ObjectReader:
+        manifest = self.dataset.manifest  # mapped again as it grows, so each thread has a mapping of its own
+        own = Catalogue.open(manifest.directory, manifest.uid)
+        return ObjectReader(replace(self.dataset, manifest=own), consumer=self.consumer)
+
+    def passed_in_own_threads(self, num_files: int) -> None:
+        """Count files that threads of the dataset's own have opened, whose sample is not known: the next report has them."""
+        self._direct_reads += num_files
+        self._in_own_threads += num_files
+
     def learn(self, sample: int, object_ids: Sequence[int]) -> None:
         """Tell the server, with the next report, which objects a sample opened."""
         self._opened.extend((sample, len(object_ids), *object_ids))
@@ -280,6 +295,8 @@ class ObjectReader:
             self._unread_bytes += lent_bytes - sum(lent.num_read for lent in given)
             self._lent.clear()
             self._report_if_due()
+        for other in self._of_threads.each():
+            given += other.sample_made()
         return given
 
     def tell_program(self) -> None:
@@ -297,6 +314,7 @@ class ObjectReader:
         """Tell the server what was consumed since the last report; while there is none, counts wait for the next."""
         self.sample_made()
         self._report()
+        self._of_threads.report()
 
     def _report(self) -> None:
         if self._opened:
@@ -312,13 +330,14 @@ class ObjectReader:
             self._hits,
             self._direct_reads,
             self._hit_bytes,
+            self._in_own_threads,
         )
         del self._consumed[:]
         self.tell_program()
         self._unreported_bytes = self._unread_bytes = self._counted_bytes = 0
         self._reported_at = time.monotonic()
         if self._send(message):
-            self._hits = self._direct_reads = self._counted_hits = self._hit_bytes = 0
+            self._hits = self._direct_reads = self._in_own_threads = self._counted_hits = self._hit_bytes = 0
 
     def close(self) -> None:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
@@ -326,6 +345,7 @@ class ObjectReader:
             return
         self._retry_at = 0.0  # what is not reported now is never reported
         self.report()
+        self._of_threads.close_idle()
         if self._shared is None:
             self._disconnect()
         self._connection = None
@@ -440,7 +460,10 @@ class ObjectReader:
         if data is None and self._tier.is_open:
             connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
         elif data is None:
-            _say_closed(self._tier)
+            say_once(
+                f"this process cannot open the node's memory tier in {self._tier.directory}: its reads go to the origin. A container "
+                "needs that directory too: share /dev/shm (--ipc=host, one emptyDir), or name a shared one with PREFEED_MEMORY_DIR"
+            )
         return data
 
     def _tell_damage(self) -> bool:
@@ -561,23 +584,10 @@ class ObjectReader:
         del self._consumed[:]
         del self._opened[:]
         self._lent.clear()
-        self._hits = self._direct_reads = self._unreported_bytes = self._unread_bytes = self._hit_bytes = 0
+        self._hits = self._direct_reads = self._in_own_threads = self._unreported_bytes = self._unread_bytes = (
+            self._hit_bytes
+        ) = 0
         self._counted_hits = self._counted_bytes = self._from_origin = self._from_origin_bytes = 0
-
-
-_said: set[str] = set()
-
-
-def _say_closed(tier: TierReader) -> None:
-    """Say, once per process and tier, that it cannot be opened here, while its server can be asked."""
-    name = os.fspath(tier.directory)
-    if name not in _said:
-        _said.add(name)
-        _log.warning(
-            "prefeed: this process cannot open the node's memory tier in %s: its reads go to the origin. A container needs that "
-            "directory too: share /dev/shm (--ipc=host, one emptyDir), or name a shared one with PREFEED_MEMORY_DIR",
-            name,
-        )  # fmt: skip
 
 
 def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:

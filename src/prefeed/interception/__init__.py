@@ -11,6 +11,7 @@ original functions. A reader that is a ``Witness`` is also told of files that Py
 ``events``   files that are opened by other functions
 ``files``    the file objects that ``open`` returns
 ``asking``   the reader of this thread, and the path to ask it for
+``threads``  functions that give a sample's work to threads
 ``scope``    installs the replacements, and restores the originals
 """
 

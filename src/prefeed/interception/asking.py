@@ -6,9 +6,11 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from prefeed.system.machine import OF_PROCESS
+from prefeed.tally.program import IN_OWN_THREAD, IN_SAMPLE
 
 if TYPE_CHECKING:
     from prefeed.types import Buffer
@@ -128,30 +130,93 @@ class FileReader(Protocol):
         ...
 
 
+class Carried:
+    """The reader of a sample, for threads and tasks that the sample starts.
+
+    Attributes:
+        reader: Asked until the sample is made; then None.
+    """
+
+    __slots__ = ("reader",)
+
+    def __init__(self, reader: FileReader) -> None:
+        self.reader: FileReader | None = reader
+
+
+_carried: ContextVar[Carried | None] = ContextVar("prefeed_reader", default=None)
+"""A context variable, because ``asyncio`` and ``anyio`` copy those into the tasks and threads that they start."""
+
+
+def carried() -> Carried | None:
+    """Return the reader that this thread got from the sample that has started it; None if there is none, or the sample is made."""
+    found = _carried.get()
+    return None if found is None or found.reader is None else found
+
+
+def carry(found: Carried | None) -> Carried | None:
+    """Let threads that this one starts from now on have this reader, and this thread itself outside of scopes; return the previous one."""
+    before = _carried.get()
+    _carried.set(found)
+    return before
+
+
+class _OutsideOfScopes:
+    """The reader of a thread that is inside no scope: that of the sample that has started it, else the one of all threads.
+
+    Attributes:
+        everywhere: The one of all threads; None: there is none.
+        counting: Asked where there is neither, while a sample is made; it answers nothing, and counts.
+    """
+
+    everywhere: FileReader | None = None
+    counting: FileReader | None = None
+
+    def __get__(self, asking: object, kind: object = None) -> FileReader | None:
+        found = carried()
+        if found is not None:
+            return found.reader
+        return self.counting if self.everywhere is None else self.everywhere
+
+
+outside = _OutsideOfScopes()
+
+
 class Asking(threading.local):
     """State of one thread.
 
     Attributes:
-        reader: Who is asked; None: everything is opened as usual. That of the class is asked in threads that are inside
-            no scope.
+        reader: Who is asked; None: everything is opened as usual.
         depth: Scopes that this thread is inside.
         kept: Blocks that it is inside in which replacements stay in place, scope or no scope.
     """
 
-    reader: FileReader | None = None
+    reader: FileReader | None = outside  # type: ignore[assignment]
     depth = 0
     kept = 0
 
 
 asking = Asking()
 
+NOBODY: Any = object()
+"""Stands for the reader of a thread that is inside no scope."""
 
-def set_reader(reader: FileReader | None) -> None:
-    """Ask this one in this thread, from now on; the one that is asked in all threads, as long as there is such a one."""
-    if reader is Asking.reader:
-        vars(asking).pop("reader", None)
+
+def set_reader(reader: FileReader | None) -> Any:
+    """Let this thread ask this reader from now on, ``NOBODY``: as outside of scopes; return what was set before."""
+    own = vars(asking)
+    before = own.get("reader", NOBODY)
+    if reader is NOBODY:
+        own.pop("reader", None)
     else:
-        asking.reader = reader
+        own["reader"] = reader
+    return before
+
+
+def whereabouts() -> str:
+    """Return ``IN_SAMPLE`` in a thread that makes a sample or was started by one, ``IN_OWN_THREAD`` in others meanwhile, else ""."""
+    if asking.depth > 0 or carried() is not None:
+        return IN_SAMPLE
+    return "" if outside.counting is None else IN_OWN_THREAD
 
 
 def ask(path: str) -> Answer | None:
@@ -159,14 +224,14 @@ def ask(path: str) -> Answer | None:
 
     What the reader opens meanwhile is not answered.
     """
-    reader = asking.reader
+    reader: FileReader | None = asking.reader
     if reader is None:
         return None
-    asking.reader = None
+    before = set_reader(None)
     try:
         return reader.read_file(path)
     finally:
-        set_reader(reader)
+        set_reader(before)
 
 
 def ask_whole(path: str) -> Buffer | None:
@@ -182,12 +247,11 @@ def ask_whole(path: str) -> Buffer | None:
 
 def call_unanswered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call without asking anything: a function that opens files by itself would ask a second time."""
-    reader = asking.reader
-    asking.reader = None
+    before = set_reader(None)
     try:
         return function(*args, **kwargs)
     finally:
-        set_reader(reader)
+        set_reader(before)
 
 
 class Replacement:
@@ -213,4 +277,8 @@ class Replacement:
 def original_of(function: Any) -> Any:
     """Return the function beneath ours, or the function itself."""
     owner = getattr(function, "__self__", None)
-    return owner.original if isinstance(owner, Replacement) else function
+    return (
+        owner.original
+        if isinstance(owner, Replacement)
+        else (getattr(function, "__dict__", None) or {}).get("_prefeed_original", function)
+    )

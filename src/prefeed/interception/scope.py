@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import BuiltinFunctionType, TracebackType
 from typing import Any
 
-from prefeed.interception.asking import Asking, FileReader, asking, original_of
+from prefeed.interception.asking import FileReader, asking, original_of, outside, set_reader
 from prefeed.interception.reading import (
     FromFile,
     Opener,
@@ -22,6 +22,7 @@ from prefeed.interception.reading import (
     read_file_in_place_of,
     write_file_in_place_of,
 )
+from prefeed.interception.threads import THREADS
 from prefeed.interception.writing import FUNCTIONS, WriteObserver, changing_in_place_of, file_io_in_place_of, observers
 
 
@@ -52,6 +53,7 @@ _PLACES: _Places = (
     ("numpy", _itself, "fromfile", _fromfile_in_place_of),
     ("cv2", _itself, "imread", imread_in_place_of),
     ("torchvision.io.image", _image_operators, "read_file", read_file_in_place_of),
+    *THREADS,
 )
 
 _OF_WRITERS: _Places = (
@@ -233,9 +235,6 @@ os.register_at_fork(
 )
 
 
-_NOBODY: Any = object()
-
-
 class _Scope:
     __slots__ = ("_before", "_reader")
 
@@ -247,17 +246,13 @@ class _Scope:
             if _process.places.num_modules != len(sys.modules):
                 _process.places.replace_all()
             _process.num_inside += 1
-        self._before = vars(asking).get("reader", _NOBODY)
-        asking.reader = self._reader
+        self._before = set_reader(self._reader)
         asking.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._before is _NOBODY:
-            vars(asking).pop("reader", None)
-        else:
-            asking.reader = self._before
+        set_reader(self._before)
         asking.depth -= 1
         with _process.lock:
             _process.num_inside -= 1
@@ -314,7 +309,7 @@ def take_open_away() -> Sequence[Place]:
     if not process.is_for_good:
         return ()
     with process.lock:
-        if process.num_inside or observers or Asking.reader is not None:
+        if process.num_inside or observers or outside.everywhere is not None:
             return ()
         return process.places.take_away(_OPENS)
 
@@ -329,7 +324,7 @@ def put_open_back(taken_away: Sequence[Place]) -> None:
 
 def answers_everywhere() -> bool:
     """Return whether somebody is asked in all threads, outside of scopes."""
-    return Asking.reader is not None
+    return outside.everywhere is not None
 
 
 def reads_from(reader: FileReader | None) -> AbstractContextManager[None]:
@@ -345,7 +340,7 @@ def answer_everywhere(reader: FileReader | None) -> None:
 
     It takes effect where the replacements are in place; see ``install``.
     """
-    Asking.reader = reader
+    outside.everywhere = reader
 
 
 def current_reader() -> FileReader | None:

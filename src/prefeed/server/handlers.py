@@ -20,7 +20,7 @@ from prefeed.errors import PrefeedError, ServerError, StoreError, VersionMismatc
 from prefeed.server.dataset_opener import Openings, Waiter
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import Connection, Loop
-from prefeed.server.node import Answerer, Node
+from prefeed.server.node import IN_OWN_THREADS, Answerer, Node
 from prefeed.server.sessions import Sessions
 from prefeed.server.status import Observer
 from prefeed.server.warm_ups import WarmUps
@@ -333,6 +333,8 @@ class Handlers:
         self.node.registry.require_ids(request.dataset, ids)
         self.node.consumed(request.consumer, request.dataset, ids, request.hits, request.direct_reads)
         self.node.count_hit_bytes(request.hit_bytes)
+        if request.in_own_threads:
+            self.node.count_error(IN_OWN_THREADS, request.in_own_threads)
 
     def _epoch_ended(self, connection: Connection, request: m.EpochEnded) -> None:
         self.observer.epochs.add(request.epoch, self._consumers.get(connection, ()))

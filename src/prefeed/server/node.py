@@ -42,6 +42,9 @@ if TYPE_CHECKING:  # only a server with a pool needs pymemcache
 PLAN_CUT = "plan-cut"
 """Counted when a client tells more of an order than is kept: what lies behind is read when it is asked for."""
 
+IN_OWN_THREADS = "reads-in-threads-of-its-own"
+"""Counts files that a dataset opened in threads that no sample has started: whose they are is not known, so they are not cached."""
+
 _log = logging.getLogger("prefeed")
 _EVERYTHING = 1 << 60
 _GROUP = 64
@@ -275,9 +278,9 @@ class Node:
         """Readers took so many bytes from the tier."""
         self._counts.hit_bytes += num_bytes
 
-    def count_error(self, code: str) -> None:
-        """Record a failure that is not reported otherwise."""
-        self._counts.errors[code] += 1
+    def count_error(self, code: str, number: int = 1) -> None:
+        """Record failures that are not reported otherwise."""
+        self._counts.errors[code] += number
 
     # ------------------------------------------------------------ the ring
 

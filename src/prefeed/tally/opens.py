@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from prefeed.tally.estimate import deaf, groups
-from prefeed.tally.program import PAST, add_one, is_counting, key_of
+from prefeed.tally.program import IN_SAMPLE, PAST, add_one, is_counting, key_of
 
 Covers = Callable[[str], bool] | None
 """Takes the path of a directory, ending in ``/``; returns whether its files are for the cache."""
@@ -233,20 +233,17 @@ def _covers(directory: str) -> bool:
 
 
 def _count(call: str) -> None:
-    global _asking
-    if _asking is None:
-        _asking = getattr(sys.modules.get("prefeed.interception.asking"), "asking", None)
-    is_in_sample = _asking is not None and _asking.depth > 0
-    key = _keys.get((call, is_in_sample))
+    asking = sys.modules.get("prefeed.interception.asking")
+    where = "" if asking is None else asking.whereabouts()
+    key = _keys.get((call, where))
     if key is None:
-        key = _keys[call, is_in_sample] = key_of(PAST, call, "s" if is_in_sample else "")
+        key = _keys[call, where] = key_of(PAST, call, where)
     add_one(key)
-    if groups and is_in_sample and (group := groups.get(get_ident())) is not None:
+    if groups and where == IN_SAMPLE and (group := groups.get(get_ident())) is not None:
         group.opened(key)
 
 
-_asking: Any = None
-_keys: dict[tuple[str, bool], bytes] = {}
+_keys: dict[tuple[str, str], bytes] = {}
 
 
 def _kind_of(frame: FrameType) -> str:

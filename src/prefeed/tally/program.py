@@ -178,7 +178,10 @@ UNSEEN = b"unseen"
 """By its class: loaders that are gone without an iterator of torch's."""
 
 PAST = b"past"
-"""By call, and ``s`` for one in a sample: files that were opened past the cache."""
+"""By call, and where: files that were opened past the cache."""
+
+IN_SAMPLE, IN_OWN_THREAD = "s", "t"
+"""Where: by a sample; while one was made, by a thread that it had not started; elsewhere the text is empty."""
 
 ESTIMATED = b"estimated"
 """Opens past the cache that were reckoned from those of other samples; they are counted under ``PAST`` as well."""

@@ -196,7 +196,7 @@ class ExtendPlan(Message, frozen=True):
 
 
 class Consumed(Message, frozen=True):
-    """Objects that a reader is done with, and how it got them."""
+    """Objects that a reader is done with, and how it got them; of the direct reads, how many threads of a dataset's own made."""
 
     consumer: int
     dataset: int
@@ -204,6 +204,7 @@ class Consumed(Message, frozen=True):
     hits: int
     direct_reads: int
     hit_bytes: int = 0
+    in_own_threads: int = 0
 
 
 class Position(Message, frozen=True):

@@ -42,6 +42,7 @@ def past(call: str, opens: int, *, in_samples: bool = False) -> dict[bytes, list
 USED = {TORCH: counters(1)}
 READ = {READS: counters(48210, 9_771_050_599, 24105, 4_831_838_208)}
 
+ALL_READ = "48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB)"
 CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] = {
     "all": (
         USED
@@ -146,6 +147,16 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
             "42 opens below /data (nfs4) bypassed the cache ("
             + ", ".join(f"call{n} {9 - n} outside of samples" for n in range(5))
             + ", and 2 more)",
+            "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache",
+        ],
+    ),
+    "own threads": (
+        READ | loader("A", served=1) | {key_of(PAST, "open", "t"): counters(7)},
+        {},
+        [
+            "1 loader served: A",
+            f"{ALL_READ}, 7 opens bypassed the cache (open 7 in threads of its own)",
+            "reads in threads of its own bypass the cache: PREFEED_READS=all answers them",
         ],
     ),
     "mapped": (

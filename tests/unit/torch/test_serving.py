@@ -64,6 +64,9 @@ class Cache:
     def learn(self, sample: int, ids: list[int]) -> None:
         self.told.append((sample, list(ids)))
 
+    def passed_in_own_threads(self, num_files: int) -> None:
+        self.told.append(("own threads", num_files))
+
     def sample_made(self) -> tuple[()]:
         return ()
 
@@ -201,12 +204,14 @@ def test_index_without_an_object(paths: list[Path]) -> None:
 
 @pytest.mark.usefixtures("sandbox")
 def test_other_threads_are_left_alone(paths: list[Path]) -> None:
-    """While one thread makes a sample, another opens the same file as it is."""
+    """While one thread makes a sample, a thread of the program's opens the same file as it is."""
     seen: list[bytes] = []
+    asked = threading.Event()
+    other = threading.Thread(target=lambda: (asked.wait(), seen.append(read(paths[0]))))
+    other.start()
 
     def act(path: Path) -> bytes:
-        other = threading.Thread(target=lambda: seen.append(read(path)))
-        other.start()
+        asked.set()
         other.join()
         return read(path)
 
