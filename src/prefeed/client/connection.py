@@ -52,6 +52,16 @@ def _close_inherited() -> None:
 
 os.register_at_fork(after_in_child=_close_inherited)
 
+
+def connected_servers() -> set[int]:
+    """Return the process ids of the servers that this process is connected to."""
+    found = set()
+    for connection in list(_open):
+        with contextlib.suppress(OSError):  # it is closed
+            found.add(peer_process(connection._sock)[0])
+    return found
+
+
 _said: set[str] = set()
 
 

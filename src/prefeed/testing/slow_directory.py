@@ -78,7 +78,12 @@ class SlowDirectory:
 
 @contextlib.contextmanager
 def slow_directory(
-    source: Path, *, open_seconds: float = 0.0, read_seconds: float = 0.0, remember_seconds: int = 3600
+    source: Path,
+    *,
+    open_seconds: float = 0.0,
+    read_seconds: float = 0.0,
+    remember_seconds: int = 3600,
+    silent: str = "",
 ) -> Iterator[SlowDirectory]:
     """Show ``source`` read-only as another directory, whose opens are slow and counted, for the time of the block.
 
@@ -93,6 +98,7 @@ def slow_directory(
         read_seconds: Time that each request for bytes takes, of up to 128 KiB as a rule; none is made for what the kernel has.
         remember_seconds: How long the kernel may use names and attributes without asking again; 0 to have a change of
             ``source`` seen at the next ``stat`` or open, as a network file system without a cache would.
+        silent: Path below ``source`` of a file that can be opened, but whose reads are never answered; empty: there is none.
 
     Raises:
         FuseUnavailableError: FUSE is missing or not allowed here.
@@ -106,7 +112,7 @@ def slow_directory(
     _require_fuse()
     mount_point = tempfile.mkdtemp(prefix="prefeed-slow-")
     try:
-        server = _start(source.resolve(), mount_point, open_seconds, read_seconds, remember_seconds)
+        server = _start(source.resolve(), mount_point, open_seconds, read_seconds, remember_seconds, silent)
         try:
             yield SlowDirectory(path=Path(mount_point), source=source, server=server)
         finally:
@@ -129,12 +135,12 @@ def _require_fuse() -> None:
 
 
 def _start(
-    source: Path, mount_point: str, open_seconds: float, read_seconds: float, remember_seconds: int
+    source: Path, mount_point: str, open_seconds: float, read_seconds: float, remember_seconds: int, silent: str
 ) -> subprocess.Popen[str]:
     module = "prefeed.testing.slow_directory_server"
     command = [
         sys.executable, "-m", module, str(source), mount_point,
-        str(open_seconds), str(read_seconds), str(remember_seconds),
+        str(open_seconds), str(read_seconds), str(remember_seconds), silent,
     ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as errors:
         server = subprocess.Popen(

@@ -1,6 +1,7 @@
 """The process behind ``slow_directory``: answers the kernel's requests for one FUSE mount from one thread.
 
-Run as ``python -m prefeed.testing.slow_directory_server SOURCE MOUNT_POINT OPEN_SECONDS VALID_SECONDS``. Writes ``ready``
+Run as ``python -m prefeed.testing.slow_directory_server SOURCE MOUNT_POINT OPEN_SECONDS READ_SECONDS
+VALID_SECONDS SILENT``. Writes ``ready``
 once the directory is there, answers each line on its standard input with its counts as JSON, and ends, with the directory
 unmounted, when its standard input is closed: also when the process that started it was killed.
 
@@ -41,13 +42,21 @@ class SlowTree:
     """
 
     def __init__(
-        self, source: bytes, device: int, *, open_seconds: float, read_seconds: float, valid_seconds: int
+        self,
+        source: bytes,
+        device: int,
+        *,
+        open_seconds: float,
+        read_seconds: float,
+        valid_seconds: int,
+        silent: bytes = b"",
     ) -> None:
         self._source = source
         self._device = device
         self._open_seconds = open_seconds
         self._read_seconds = read_seconds
         self._valid_seconds = valid_seconds
+        self._silent = silent
         self._paths = [b"", b""]
         self._nodes = {b"": wire.ROOT_NODE}
         self._files: dict[int, int] = {}
@@ -143,6 +152,8 @@ class SlowTree:
 
     def _read(self, request: Request) -> None:
         self._reads[request.node] += 1
+        if self._silent and self._paths[request.node] == self._silent:
+            return
         place = wire.parse_place(request.body)
         try:
             size = os.preadv(place.handle, [self._read_buffer[: place.size_bytes]], place.offset)
@@ -263,7 +274,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    source, mount_point, open_seconds, read_seconds, valid_seconds = sys.argv[1:]
+    source, mount_point, open_seconds, read_seconds, valid_seconds, silent = sys.argv[1:]
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with contextlib.closing(ProgramMount(mount_point, subtype=SUBTYPE, shown="prefeed-slow")) as mount:
@@ -271,6 +282,7 @@ def main() -> None:
         tree = SlowTree(
             os.fsencode(source), mount.device,
             open_seconds=float(open_seconds), read_seconds=float(read_seconds), valid_seconds=int(valid_seconds),
+            silent=os.fsencode(silent),
         )  # fmt: skip
         _say("ready")
         serve(tree, mount.device, sys.stdin.fileno())

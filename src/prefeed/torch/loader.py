@@ -11,7 +11,7 @@ import inspect
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -22,9 +22,12 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from prefeed.client.connection import connected_servers
 from prefeed.config import Config, settings_of
 from prefeed.errors import ResumeError
 from prefeed.shown import shown
+from prefeed.sources.mounts import Roots
+from prefeed.system.machine import open_files
 from prefeed.torch import patch
 from prefeed.torch.attachment import Attachment, LoaderView, samples_as_torchs, works_in_threads
 from prefeed.torch.attachments import Attachments
@@ -245,6 +248,9 @@ def let_go() -> None:
                 loader._iterator = None
 
 
+_MOST_FILES: Final = 4
+"""Files that the error of a time-out names."""
+
 _attachments = Attachments()
 atexit.register(_attachments.count_left)
 
@@ -271,6 +277,20 @@ class _Watched:
 
 class _WatchedWorkers(_Watched):
     """The same where workers make the batches: their memory is recycled, and they may be kept for another epoch."""
+
+    def _get_data(self: Any) -> Any:
+        try:
+            return super()._get_data()  # type: ignore[misc]
+        except RuntimeError as err:
+            if self._timeout and str(err).startswith("DataLoader timed out"):
+                covers = Roots.of(self._attachment.config).covers
+                pids = (*(worker.pid for worker in self._workers), *connected_servers())
+                found = dict.fromkeys(name for pid in pids for name in open_files(pid, covers))
+                if found:
+                    err.args = (
+                        f"{err}. Its workers, or the node server for them, are reading {', '.join([*found][:_MOST_FILES])}",
+                    )
+            raise
 
     def _shutdown_workers(self: Any) -> None:
         super()._shutdown_workers()  # type: ignore[misc]
