@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import itertools
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from prefeed.diagnose.measurement import LoaderFacts
 from prefeed.diagnose.tune.search import Settings
 from prefeed.errors import PrefeedError
 from prefeed.loaders.kinds import length_of
+from prefeed.loaders.searching import attributes_of
 from prefeed.store.capacity import default_budget_bytes, memory_limits
 from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
@@ -183,7 +185,35 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float, *, is_served: bool
         is_prefeed=is_served,
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=default_budget_bytes(memory_limits(current().memory_dir)),
+        list_bytes=list_bytes_of(loader.dataset),
     )
+
+
+_LONG: Final = 1 << 16
+_LOOKED_AT: Final = 64
+
+
+def list_bytes_of(dataset: Any, *, depth: int = 4) -> int:
+    """Estimate the size of the Python objects in the long lists and dicts of a dataset, and of the datasets that it holds.
+
+    A forked worker copies the memory of each of them that it reads, because reading one writes its reference count. A few of a list are
+    looked at.
+    """
+    total = 0
+    for held in attributes_of(dataset).values():
+        if type(held) in (list, tuple, dict) and len(held) >= _LONG:
+            entries = held.items() if type(held) is dict else held[:: len(held) // _LOOKED_AT]
+            some = [_bytes_of(entry) for entry in itertools.islice(entries, _LOOKED_AT)]
+            total += sys.getsizeof(held) + sum(some) * len(held) // len(some)
+        elif depth:
+            inner = held if type(held) in (list, tuple) and len(held) <= _LOOKED_AT else [held]
+            total += sum(list_bytes_of(one, depth=depth - 1) for one in inner if hasattr(one, "__getitem__"))
+    return total
+
+
+def _bytes_of(entry: Any) -> int:
+    inner = entry.values() if type(entry) is dict else entry if type(entry) in (list, tuple) else ()
+    return sys.getsizeof(entry) + sum(map(sys.getsizeof, inner))
 
 
 NOT_SPLIT: Final = (

@@ -114,6 +114,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
         is_prefeed: ``prefeed.DataLoader``, or served by ``prefeed.auto``.
         cores: Processors that this process may use.
         memory_bytes: Memory that a cache could have.
+        list_bytes: Size of the Python objects in long lists of the dataset, which workers copy as they read them.
     """
 
     dataset: str
@@ -125,6 +126,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_prefeed: bool
     cores: int
     memory_bytes: int
+    list_bytes: int = 0
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

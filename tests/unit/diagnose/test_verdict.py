@@ -12,6 +12,17 @@ from prefeed.diagnose.measurement import Timing
 from unit.diagnose.measured import costs, loader, measurement, timing
 
 
+def test_long_lists_are_copied_by_each_worker() -> None:
+    of_lists = loader(num_workers=8, list_bytes=2 * 10**8)
+    said = [line for line in sentences(judge(measurement(loader=of_lists))) if "long lists" in line]
+    assert len(said) == 1
+    assert "0.2 GB" in said[0]
+    assert "up to 1.6 GB for 8" in said[0]
+    assert "numpy.array(paths)" in said[0]
+    for none in (loader(num_workers=0, list_bytes=2 * 10**8), loader(list_bytes=10**6)):
+        assert not any("long lists" in line for line in sentences(judge(measurement(loader=none))))
+
+
 def test_shares_sum_up_to_the_wait() -> None:
     verdict = judge(measurement())
     assert verdict.waiting == pytest.approx(0.9)

@@ -7,6 +7,7 @@ import copy
 import io
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import torch.multiprocessing
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from leaks import wait_until
 from prefeed.client.access import AccessMap
 from prefeed.client.files import SampleFiles
 from prefeed.client.part_costs import PartCosts
@@ -63,6 +65,9 @@ class Cache:
 
     def learn(self, sample: int, ids: list[int]) -> None:
         self.told.append((sample, list(ids)))
+
+    def for_thread(self) -> Any:
+        return nullcontext(self)
 
     def passed_in_own_threads(self, num_files: int) -> None:
         self.told.append(("own threads", num_files))
@@ -217,6 +222,39 @@ def test_other_threads_are_left_alone(paths: list[Path]) -> None:
 
     assert served(Files(paths, act), paths, Cache())[0] == CACHED
     assert seen == [b"on disk 0"]
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_thread_that_outlives_its_sample_opens_files_as_they_are(paths: list[Path]) -> None:
+    """What it opens is no file of the next sample."""
+    seen: list[bytes] = []
+    is_made, other_is_made = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def late() -> None:
+        seen.append(read(paths[0]))
+        is_made.wait()
+        seen.append(read(paths[1]))
+        other_is_made.set()
+
+    def act(path: Path) -> bytes:
+        if path == paths[0]:
+            threads.append(threading.Thread(target=late))
+            threads[0].start()
+            assert wait_until(lambda: len(seen) == 1, timeout_seconds=60)
+        else:
+            is_made.set()
+            other_is_made.wait()
+        return read(path)
+
+    cache = Cache()
+    made = served(Files(paths, act), paths, cache)
+    assert [made[0], made[2]] == [CACHED] * 2
+    threads[0].join()
+    assert seen == [CACHED, b"on disk 1"]
+    assert sorted(cache.asked) == [0, 2]
+    assert threading.Thread.start.__module__ == "threading"
+    assert not hasattr(threading.Thread.start, "_prefeed_original")
 
 
 def test_after_the_sample_files_are_as_ever(paths: list[Path]) -> None:

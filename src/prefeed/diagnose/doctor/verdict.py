@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from prefeed.diagnose.measurement import Costs, Measurement, Timing
+from prefeed.diagnose.measurement import Costs, LoaderFacts, Measurement, Timing
 
 CACHE: Final = "cache"
 WORKERS: Final = "workers"
@@ -15,6 +15,9 @@ DEVICE: Final = "device prefetch"
 STAGE_CACHE: Final = "stage cache"
 FAST_DECODE: Final = "fast decode"
 PACKING: Final = "packing"
+
+_LARGE_LISTS: Final = 32 << 20
+"""Bytes of a dataset's lists from which on their copies in workers are worth a sentence."""
 
 
 class Cure(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,7 +320,16 @@ def _shares(measurement: Measurement, waiting: float) -> tuple[float, float, flo
 
 def sentences(verdict: Verdict) -> list[str]:
     """Return the verdict in words, a sentence or two a line; what speaks against it comes last."""
-    return [*_conclusions(verdict), *verdict.doubts]
+    return [*_conclusions(verdict), *_lists(verdict.measurement.loader), *verdict.doubts]
+
+
+def _lists(loader: LoaderFacts) -> Iterator[str]:
+    if loader.num_workers and loader.list_bytes >= _LARGE_LISTS:
+        yield (
+            f"Its dataset, {loader.dataset}, keeps {_size(loader.list_bytes)} of Python objects in long lists, with or without "
+            f"prefeed. Each worker copies what it reads of them: up to {_size(loader.list_bytes * loader.num_workers)} for "
+            f"{loader.num_workers}. A NumPy array is not copied: `self.paths = numpy.array(paths)`."
+        )
 
 
 def _conclusions(v: Verdict) -> list[str]:
