@@ -423,7 +423,10 @@ class Blocks:
 
     @contextmanager
     def _asking_node(self, *, starts: bool) -> Iterator[NodeClient | None]:
-        """Inside it, the server is asked on a connection that no other thread uses; None if none runs, and none is to be started."""
+        """Yield the server on a connection that no other thread uses, because an answer may take long.
+
+        Yields None if no server runs and ``starts`` is False.
+        """
         connection = next(_popped(self._asking), None)
         if connection is None or connection.is_closed or not connection.is_alive():
             connection = self._running() or (self._started() if starts else None)

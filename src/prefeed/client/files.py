@@ -22,7 +22,7 @@ _MOST_KNOWN: Final = 4096
 
 
 class _Sample:
-    """What is known of the samples that are being made, one as a rule, and what they have opened so far."""
+    """State of the samples that are being made, one as a rule: the files that they are expected to open, and those that they have opened."""
 
     def __init__(self, *samples: Any) -> None:
         self.samples = samples
@@ -244,18 +244,18 @@ class SampleFiles:
 
 
 class _InThreads:
-    """Answers threads that a sample has started: an ``interception.FileReader``."""
+    """Reads files for the threads that a sample has started: an ``interception.FileReader``."""
 
     def __init__(self, files: SampleFiles, sample: _Sample) -> None:
         self._files = files
         self._sample = sample
 
     def may_have(self, path: str) -> bool:
-        """As of the sample's own thread."""
+        """Return what ``SampleFiles.may_have`` returns for the sample."""
         return self._files._may_have(self._sample, path)
 
     def read_file(self, path: str) -> Answer | None:
-        """As in the sample's own thread, with a reader of this thread."""
+        """Return the bytes of a file, read with a reader that no other thread uses meanwhile."""
         reading, thread = self._sample.reading, get_ident()
         reading.add(thread)
         try:
@@ -269,9 +269,9 @@ class _InThreads:
 
 
 class _OwnThreads:
-    """Counts files that are opened while a sample is made, by threads that it has not started; none of them is answered.
+    """Counts files that threads open while a sample is made, if the sample has not started them; has no file: a ``FileReader``.
 
-    A dataset that keeps threads of its own, and gives them work by a queue, opens its files there. Whose sample they are of is not known.
+    A dataset that keeps threads of its own and gives them work by a queue opens its files there. Which sample they belong to is unknown.
     """
 
     def __init__(self, roots: Roots) -> None:

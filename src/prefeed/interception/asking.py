@@ -148,24 +148,24 @@ _carried: ContextVar[Carried | None] = ContextVar("prefeed_reader", default=None
 
 
 def carried() -> Carried | None:
-    """Return the reader that this thread got from the sample that has started it; None if there is none, or the sample is made."""
+    """Return the reader of the sample that has started this thread; None if no sample did, or the sample is made."""
     found = _carried.get()
     return None if found is None or found.reader is None else found
 
 
 def carry(found: Carried | None) -> Carried | None:
-    """Let threads that this one starts from now on have this reader, and this thread itself outside of scopes; return the previous one."""
+    """Set the reader that this thread has outside of scopes, and that ``asyncio`` and ``threads`` pass on; return the previous one."""
     before = _carried.get()
     _carried.set(found)
     return before
 
 
 class _OutsideOfScopes:
-    """The reader of a thread that is inside no scope: that of the sample that has started it, else the one of all threads.
+    """Finds the reader of a thread that is inside no scope: that of the sample that has started it, else the one of all threads.
 
     Attributes:
-        everywhere: The one of all threads; None: there is none.
-        counting: Asked where there is neither, while a sample is made; it answers nothing, and counts.
+        everywhere: Reader of all threads; None if there is none.
+        counting: Reader of last resort while a sample is made. It has no file, and counts those that it is requested for.
     """
 
     everywhere: FileReader | None = None
@@ -202,7 +202,7 @@ NOBODY: Any = object()
 
 
 def set_reader(reader: FileReader | None) -> Any:
-    """Let this thread ask this reader from now on, ``NOBODY``: as outside of scopes; return what was set before."""
+    """Set the reader of this thread; ``NOBODY`` removes it, as outside of scopes. Return the previous one."""
     own = vars(asking)
     before = own.get("reader", NOBODY)
     if reader is NOBODY:

@@ -1,7 +1,7 @@
-"""Threads that a sample starts read for that sample: functions that start threads, or give work to threads that run already.
+"""Functions that start threads, or give work to running ones, replaced so that the threads read for the sample that called.
 
-``asyncio`` and ``anyio`` need none of this: they copy context variables, and so the reader, into what they start. Other threads
-get the reader from here, until their work is done, or the sample is made.
+``asyncio`` and ``anyio`` need no replacement, because they copy context variables, and so the reader, into what they start. A thread
+has the reader until its work is done or the sample is made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _run(found: Carried, function: Callable[..., Any], /, *args: Any, **kwargs: 
 
 
 def _start_in_place_of(original: Any) -> Any:
-    """Return what stands in for ``Thread.start``: the thread has the reader of the sample that starts it."""
+    """Make a ``Thread.start`` that passes the reader of the current sample to the new thread."""
 
     @functools.wraps(original)
     def start(self: Any) -> None:
@@ -55,7 +55,7 @@ def _start_in_place_of(original: Any) -> Any:
 
 
 def _giving_in_place_of(original: Any) -> Any:
-    """Return what stands in for a method of a pool whose first argument is called in one of its threads."""
+    """Make a method of a pool that passes the reader of the current sample to its first argument, which a thread of the pool calls."""
 
     @functools.wraps(original)
     def give(self: Any, *args: Any, **kwargs: Any) -> Any:
