@@ -32,6 +32,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.types import Statistics
 from servers import FileServer, Handler, http_server, write_index
+from slow_files import slow_files
 
 NUM_OBJECTS = 6
 
@@ -280,6 +281,28 @@ def test_files_of_threads_are_learned(
         assert (after.misses - before.misses, after.direct_reads) == (0, 0)
     finally:
         _Kept.end()
+
+
+class AllInThreads(Hashed):
+    """Reads nothing in its own thread."""
+
+    def __getitem__(self, index: int) -> tuple[int, list[bytes]]:
+        return index, _executor([partial(read, self.root, name) for name in self.names_of(index)])
+
+
+def test_slow_storage_is_noticed_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch that began in place is served once its reads are found to be slow."""
+    monkeypatch.delenv("PREFEED_START_AHEAD")
+    monkeypatch.delenv("PREFEED_READ_IN_PLACE")
+    source = write_hashed(tmp_path / "data", AllInThreads(tmp_path / "data", NUM_SAMPLES))
+    with slow_files(source, open_seconds=0.01) as slow:
+        loader = prefeed.DataLoader(AllInThreads(slow.path, NUM_SAMPLES), batch_size=4, collate_fn=kept)
+        truth = list(DataLoader(Hashed(source, NUM_SAMPLES), batch_size=4, collate_fn=kept))
+        for _ in range(20):
+            assert list(loader) == truth
+            if prefeed.statistics().reads:
+                break
+        assert prefeed.statistics().reads > 0
 
 
 OWN_THREADS = warm.given_as_text("""

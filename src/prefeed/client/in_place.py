@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from array import array
 from functools import partial
@@ -229,7 +230,7 @@ class ReadMeter:
     epoch the first sixteen reads of all processes are measured, then one in 25 ms per process, and each while the last one was
     slow.
 
-    **Threads and processes.** One thread at a time; each process has its own.
+    **Threads and processes.** The thread of the samples, and threads that these start; each process has its own.
 
     Attributes:
         opened: Paths that were asked for; who reads them here empties it.
@@ -249,6 +250,7 @@ class ReadMeter:
         self._num_asked = 0  # files that watched samples opened, since samples were counted last
         self._samples_at = 0  # where the row has its samples
         self._words = state.words
+        self._measuring = threading.Lock()
         self.opened: list[str] = []
 
     def batch_begins(self) -> bool:
@@ -310,6 +312,14 @@ class ReadMeter:
             return None
         self._num_asked += 1
         self.opened.append(path)
+        if not self._measuring.acquire(blocking=False):
+            return None  # another thread of the sample measures, and this one does not wait for it
+        try:
+            return self._measured(path)
+        finally:
+            self._measuring.release()
+
+    def _measured(self, path: str) -> bytes | None:
         if self._state.stays:
             self._num_left = _MOST_TRIES + 1
             return None  # a question to storage less: the caller opens it

@@ -16,6 +16,7 @@ original functions. A reader that is a ``Witness`` is also told of files that Py
 """
 
 from prefeed.interception.asking import FileReader as FileReader
+from prefeed.interception.asking import carrying as carrying
 from prefeed.interception.events import Witness as Witness
 from prefeed.interception.events import watch_opens as watch_opens
 from prefeed.interception.scope import answer_everywhere as answer_everywhere

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -158,6 +159,18 @@ def carry(found: Carried | None) -> Carried | None:
     before = _carried.get()
     _carried.set(found)
     return before
+
+
+@contextmanager
+def carrying(reader: FileReader) -> Iterator[None]:
+    """Pass a reader on to the threads that this one starts, until the end of the block."""
+    found = Carried(reader)
+    before = carry(found)
+    try:
+        yield
+    finally:
+        found.reader = None
+        carry(before)
 
 
 class _OutsideOfScopes:

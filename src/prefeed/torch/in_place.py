@@ -28,6 +28,7 @@ from prefeed.client.seen import ROW_BYTES, SeenFiles
 from prefeed.config import Config
 from prefeed.interception import (
     answers_everywhere,
+    carrying,
     in_sample,
     original_open,
     put_open_back,
@@ -178,7 +179,7 @@ class InPlace(Staged):
     def _one_by_one(self, indices: Iterator[Any]) -> list[Any]:
         inner, words, meter, samples = self.inner, self.state.words, self._reads, []
         if meter.batch_begins():
-            with reads_from(meter):
+            with reads_from(meter), carrying(meter):
                 for index in indices:
                     meter.opened.clear()
                     samples.append(inner[index])
@@ -235,7 +236,7 @@ class InPlace(Staged):
         """Inside it, samples are made; the first files that they open are measured, if it is time for that."""
         meter = self._reads
         if meter.batch_begins():
-            with reads_from(meter):
+            with reads_from(meter), carrying(meter):
                 yield
             meter.made(num_samples, num_watched=num_samples)
             return
