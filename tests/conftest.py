@@ -27,6 +27,7 @@ from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, 
 LEAK_TIMEOUT_SECONDS = 90.0
 FAILED = pytest.StashKey[bool]()
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+CERTIFICATES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 PURE_FOLDERS = ("unit", "property", "stateful", "architecture")
 """Their tests are pure, but for those that ask for the sandbox; the tests of all other folders have one."""
 
@@ -35,7 +36,7 @@ _numbers = itertools.count()
 
 def pytest_configure(config: pytest.Config) -> None:
     """No test sees the settings of who runs it, nor that Ctrl-C is ignored there: programs would inherit it."""
-    for name in [n for n in os.environ if n.startswith(("PREFEED_", "AWS_")) or n.lower() in PROXIES]:
+    for name in [n for n in os.environ if n.startswith(("PREFEED_", "AWS_", *CERTIFICATES)) or n.lower() in PROXIES]:
         if name != "PREFEED_TESTS":
             del os.environ[name]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in its background

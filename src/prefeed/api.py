@@ -14,7 +14,8 @@ from prefeed.core.origins import summed
 from prefeed.errors import ServerError, ServerUnavailableError
 from prefeed.sampleset.names import resolve
 from prefeed.sources.answers import read_origin
-from prefeed.sources.urls import canonical_url, open_source
+from prefeed.sources.signed_urls import query_of
+from prefeed.sources.urls import canonical_url, open_source, split_object
 from prefeed.types import Statistics
 
 __all__ = ["read", "statistics"]
@@ -35,14 +36,15 @@ def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
     """
     url, settings = resolve(os.fspath(url), settings_of(config))
     canonical = canonical_url(url)
-    if settings.enabled:
+    is_signed = bool(query_of(url))
+    if settings.enabled and not is_signed:
         try:
             found = _locate(canonical, settings)
         except ServerError:
             found = None
         if found is not None:
             return _readers.read(*found)
-    root, _, name = canonical.rpartition("/")
+    root, name = split_object(url) if is_signed else canonical.rpartition("/")[::2]
     source = open_source(root or "/", settings)
     try:
         data = read_origin(source, name, settings)

@@ -32,12 +32,14 @@ class ObjectInfo:
         size_bytes: Size in bytes; -1 when the listing does not say.
         version: Changes whenever the bytes do: an etag, or ``mtime_ns-size``; ``""`` if unknown.
         modified_seconds: When a store says that it was last changed, in seconds since 1970; 0 when nothing says so.
+        sends_parts: False if its web server sends the object only as a whole.
     """
 
     path: str
     size_bytes: int
     version: str
     modified_seconds: int = field(default=0, compare=False)
+    sends_parts: bool = field(default=True, compare=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class FetchedObject:
         modified_seconds: When the object was last changed, as a store or web server says, since 1970; 0 when it does not.
         encoding: What a web server says that it did to the bytes, such as ``gzip``; ``""`` for nothing.
         is_end_known: False when the connection's end was all that told where the object ends: it may have broken off.
+        object_bytes: Of a part of an object: size of the whole object, as the answer states it; -1 if it does not.
     """
 
     data: Buffer
@@ -59,6 +62,7 @@ class FetchedObject:
     modified_seconds: int = 0
     encoding: str = ""
     is_end_known: bool = True
+    object_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

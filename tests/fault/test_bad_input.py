@@ -17,6 +17,7 @@ import prefeed
 import servers
 from e2e.images import Pixels, make_image_folder
 from prefeed import errors
+from prefeed.files import close
 from prefeed.vision import ResizeCropNormalize
 from unit.packing.packs import packed
 
@@ -103,10 +104,46 @@ def test_bucket_that_refuses(refusing_s3: servers.FileServer) -> None:
 
 
 @both_ways
-def test_bucket_that_is_not_there(refusing_s3: servers.FileServer) -> None:
-    refusing_s3.answers["/none"] = servers.status(404, b"<Error><Code>NoSuchBucket</Code></Error>")
-    with pytest.raises(FileNotFoundError, match="s3://none"):
-        Objects("s3://none/train")
+@pytest.mark.parametrize("act", [Objects, prefeed.open, prefeed.read], ids=["dataset", "open", "read"])
+def test_bucket_that_is_not_there(act: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the bucket, and the server that was asked."""
+    with servers.moto_server() as url:
+        for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": url}.items():
+            monkeypatch.setenv(name, value)
+        told = rf"s3://none/train/x: the bucket none does not exist .*; the endpoint is {url} \(AWS_ENDPOINT_URL\)"
+        with pytest.raises(FileNotFoundError, match=told):
+            act("s3://none/train/x")
+        close()
+
+
+@both_ways
+@pytest.mark.parametrize("act", [Objects, prefeed.open], ids=["dataset", "open"])
+def test_endpoint_that_is_wrong(act: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers there, or a server that is no store."""
+    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "0.1")
+    for name, value in servers.S3_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with servers.http_server(tmp_path) as server:
+        url = server.url
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises(errors.ObjectNotFoundError, match=rf"; the endpoint is {url} \(AWS_ENDPOINT_URL\)"):
+            server.ranges = True
+            act("s3://photos/train")
+    with pytest.raises(
+        errors.TransientSourceError, match=rf"no connection.*; the endpoint is {url} \(AWS_ENDPOINT_URL\)"
+    ):
+        act("s3://photos/train")
+    close()
+
+
+@pytest.mark.parametrize("act", [Objects, prefeed.open, prefeed.read], ids=["dataset", "open", "read"])
+@pytest.mark.parametrize("scheme", ["bos", "oss", "cos", "obs", "minio"])
+def test_a_scheme_of_a_store_that_speaks_s3(scheme: str, act: Any) -> None:
+    with pytest.raises(
+        errors.UnknownSchemeError, match=r"write s3://b/x, and set AWS_ENDPOINT_URL=https?://"
+    ) as caught:
+        act(f"{scheme}://key:secret@b/x")
+    assert "secret" not in str(caught.value)
 
 
 @both_ways

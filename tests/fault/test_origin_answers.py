@@ -286,9 +286,9 @@ def test_words_for_what_was_answered(
     [
         (lambda handler: handler.reply(206, b"x" * 500, {"Content-Range": "bytes 0-499/1000"}), "another part"),
         (lambda handler: handler.reply(206, b"x" * 500), "does not say which"),
-        (lambda handler: handler.reply(200, b"x" * 1000), "does not send parts"),
+        (lambda handler: handler.reply(416, b""), "no such part"),
     ],
-    ids=["another range", "no range", "all of it"],
+    ids=["another range", "no range", "416"],
 )
 def test_another_part_than_was_asked_for(
     two: tuple[servers.FileServer, servers.FileServer], answer: servers.Answer, words: str

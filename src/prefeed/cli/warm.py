@@ -20,9 +20,11 @@ from prefeed.cli.url import located
 from prefeed.config import Config
 from prefeed.errors import ServerUnavailableError
 from prefeed.jobs.clearing import clear as clear_below
-from prefeed.jobs.places import held_sets
+from prefeed.jobs.places import held_sets, refuse_credentials
 from prefeed.jobs.places import located as place_of
-from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_up
+from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_object, warm_up
+from prefeed.sources.signed_urls import query_of
+from prefeed.sources.urls import unwrapped
 from prefeed.types import WarmResult
 
 _MOST_SERVERS: Final = 3
@@ -55,13 +57,18 @@ def command(
     """Fill the cache from a URL before training starts.
 
     URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME; with blocks+ before it large objects are
-    cached in blocks, as prefeed.open reads them. PATH is an object or a directory below URL; without a PATH, everything below URL.
+    cached in blocks, as prefeed.open reads them. A URL with a query, as a presigned one, is one object, in blocks. PATH is an object or a directory below URL; without a PATH, everything below URL.
     Fills memory, then the disk tier, until everything is in one of them or both are full. Exits with 1 when an object could not be fetched.
     """
     config = config_of(home=home)
     options = WarmupOptions(paths=paths, **given)
     show_progress = has_bar(config, as_json=as_json)
-    if replace(options, refresh=False, seed=0) != WarmupOptions():
+    if query_of(url):
+        if options != WarmupOptions():
+            raise click.UsageError("a URL with a query names one object: give it without paths and options")
+        refuse_credentials(url.partition("?")[0])
+        result = _warm_object(unwrapped(url), config, show_progress=show_progress)
+    elif replace(options, refresh=False, seed=0) != WarmupOptions():
         result = _warm_in_order(url, options, config, show_progress=show_progress)
     else:
         where, config = located(url, config)
@@ -154,6 +161,15 @@ def _warm(client: Client, url: str, *, listing_age: float, show_progress: bool) 
     bar = Bar()
     with bar.progress:
         return client.warm(url, listing_age=listing_age, progress=bar.warming, listing=bar.listing)
+
+
+def _warm_object(url: str, config: Config, *, show_progress: bool) -> WarmResult:
+    """Fetch the object of a URL with a query."""
+    if not show_progress:
+        return warm_object(url, config)
+    bar = Bar()
+    with bar.progress:
+        return warm_object(url, config, WarmEvents(progress=bar.warming, note=render.say))
 
 
 def _warm_in_order(url: str, options: WarmupOptions, config: Config, *, show_progress: bool) -> WarmResult:

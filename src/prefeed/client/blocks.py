@@ -82,7 +82,7 @@ class BlockObject:
     Attributes:
         source: Reads its root in blocks.
         info: Path below the root, size and version.
-        block_bytes: Size of its blocks except the last; of an object that is not split, its size.
+        block_bytes: Size of its blocks except the last; of an object that is read as a whole, its size.
         dataset: Its blocks on the node; None while none is known.
         ensured_at: When the server was told last, in seconds of a clock that only goes forward.
     """
@@ -103,12 +103,13 @@ class BlockObject:
     @property
     def block_bytes(self) -> int:
         """Bytes of all blocks except the last."""
-        return self.source.block_bytes if self.is_split else max(1, self.info.size_bytes)
+        may_be_parted = self.is_split and self.info.sends_parts
+        return self.source.block_bytes if may_be_parted else max(1, self.info.size_bytes)
 
     @property
     def num_blocks(self) -> int:
         """Number of its blocks."""
-        return num_entries(self.info, self.source.block_bytes)
+        return num_entries(self.info, self.block_bytes)
 
     @property
     def location(self) -> str:
@@ -117,7 +118,7 @@ class BlockObject:
 
     def entry(self, index: int) -> ObjectInfo:
         """Return what a listing says of a block."""
-        return entry_of(self.info, index, self.source.block_bytes)
+        return entry_of(self.info, index, self.block_bytes)
 
     def key(self, index: int) -> EntryKey:
         """Return the key under which the tier may hold a block."""
@@ -278,7 +279,8 @@ class Blocks:
 
     def read_part(self, thing: BlockObject, offset: int, size_bytes: int) -> Buffer:
         """Return a part of an object that is split, from the origin: nothing else is read, and nothing kept; raises as ``read_block``."""
-        block = Block(thing.info.path, offset, size_bytes, version_hash(thing.info.version))
+        info = thing.info
+        block = Block(info.path, offset, size_bytes, version_hash(info.version), info.size_bytes)
         data: Buffer = self._let_in(thing, lambda: self.ask(lambda: thing.source.fetch_part(block))).data
         program.add(program.READS, 0, 0, 1, memoryview(data).nbytes)
         return data
@@ -408,7 +410,7 @@ class Blocks:
             source = thing.source
             manifest = ManifestLibrary(self.config.home).write_part(
                 source.url,
-                list(entries_of(thing.info, source.block_bytes)),
+                list(entries_of(thing.info, thing.block_bytes)),
                 origin_mark=source.mark,
                 mark=listing_mark(source),
             )

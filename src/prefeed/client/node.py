@@ -211,8 +211,9 @@ class NodeClient:
         question = m.AskObject(token, _anywhere(url), os.fsencode(path), options, proxies)
         answer = self._connection.request(question, m.ObjectAsked)
         return ObjectInfo(
-            path=path, size_bytes=answer.size_bytes, version=answer.version, modified_seconds=answer.modified_seconds
-        )
+            path=path, size_bytes=answer.size_bytes, version=answer.version, modified_seconds=answer.modified_seconds,
+            sends_parts=answer.sends_parts,
+        )  # fmt: skip
 
     def locate(self, url: str) -> m.Located:
         """Return which open dataset holds the object of this URL."""

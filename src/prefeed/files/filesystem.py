@@ -50,6 +50,9 @@ _CHAIN: Final = f"{_PROTOCOL}::"
 _SCHEME: Final = f"{_PROTOCOL}://"
 _OWN: Final = ("file", "local")
 _WEB: Final = ("http://", "https://")
+_QUERY: Final = re.compile(r"https?://[^?]*\?[^/?=&]+=")
+"""The URL of a web server with a query, not a pattern: ``?name=``."""
+
 _STORES: Final = ("s3://", "gs://", "az://")
 _AZURE: Final = "az"
 _AS_IN_SPEC: Final = {"s3a": "s3", "gcs": "gs", "abfs": _AZURE, "abfss": _AZURE, "adl": _AZURE}
@@ -404,7 +407,11 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def glob(self, path: str, maxdepth: int | None = None, detail: bool = False, **options: Any) -> Any:
         """Return what matches a pattern, as URLs that fsspec opens: Hugging Face's datasets takes them for that; see fsspec."""
-        found = super().glob(self._full(path), maxdepth=maxdepth, detail=True, **options)
+        full = self._full(path)
+        if _QUERY.match(full):  # its ? is no wildcard
+            found = {full: self.info(full)} if self.exists(full) else {}
+        else:
+            found = super().glob(full, maxdepth=maxdepth, detail=True, **options)
         urls = {self.unstrip_protocol(name): info for name, info in found.items()}
         return urls if detail else list(urls)
 

@@ -30,7 +30,8 @@ def open(
 
     Args:
         url_or_path: A file, ``s3://``, ``gs://``, ``az://``, ``http(s)://`` or ``sampleset://NAME/PATH``. Names of objects are taken
-            as they are, except that those of web servers are percent-encoded.
+            as they are, except that those of web servers are percent-encoded. A query, such as that of a presigned URL, is sent and
+            shown nowhere; parameters that sign are no part of the object's identity.
         mode: ``rb``.
         readahead: True: all of it is read in order, and is read ahead from the first read on. False: nothing is read ahead.
             None: as the reads show.
@@ -40,7 +41,7 @@ def open(
         ObjectNotFoundError: There is no such object.
         ObjectChangedError: Raised by reads: the object is of another version by now; ``errno`` is ``ESTALE``.
         SourceError: The origin's own error.
-        ConfigError: Another mode, or the URL of a web server with a query.
+        ConfigError: Another mode, or the URL of a web server with a fragment.
     """
     if mode not in _MODES:
         raise ConfigError(f"mode {mode!r} is not possible: prefeed only reads; write 'rb'")

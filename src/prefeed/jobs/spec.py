@@ -40,7 +40,7 @@ from prefeed.sampleset.names import is_named
 from prefeed.sampleset.records import SampleSet, find
 from prefeed.sampleset.spec import API_VERSION
 from prefeed.sources.credentials import FILE
-from prefeed.sources.objectstore import endpoint_of
+from prefeed.sources.store_access import endpoint_of
 from prefeed.transfer.patterns import Rule, Rules
 
 KIND: Final = "SampleJob"

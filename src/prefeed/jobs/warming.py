@@ -13,11 +13,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from prefeed.client.blocks import Blocks
 from prefeed.client.node import NodeClient
+from prefeed.config import Config
 from prefeed.errors import EmptyListingError, JobSpecError, ServerUnavailableError
 from prefeed.jobs.places import Place
 from prefeed.jobs.rmr import relative_paths
 from prefeed.sources.manifest import Manifest
+from prefeed.sources.urls import split_object
 from prefeed.types import ListingProgress, WarmResult
 from prefeed.wire.endpoint import ensure_private_dir, put_in_transit
 
@@ -87,21 +90,46 @@ def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = No
                 listing_age = math.inf  # another server uses the listing of this one
                 manifest = Manifest.open(opened.manifest_dir)
                 manifest.left_out.warn(manifest.url)
-                ids = order_of(manifest, options)
-                ensure_private_dir(client.connection.runtime_dir)
-                name = put_in_transit(client.connection.runtime_dir, [np.ascontiguousarray(ids).data], suffix=".i64")
-                try:
-                    return client.warm_in_order(
-                        opened.dataset, name, max_in_flight=options.threads or 0, progress=events.progress
-                    )
-                finally:
-                    with contextlib.suppress(FileNotFoundError):  # the server has taken it
-                        os.unlink(name)
+                return _warm(client, opened.dataset, order_of(manifest, options), options, events)
         except ServerUnavailableError:
             if is_last:
                 raise
             events.note("the node server is gone: the warm-up resumes with another one")
     raise AssertionError
+
+
+def warm_object(url: str, config: Config, events: WarmEvents | None = None) -> WarmResult:
+    """Fetch one object, in blocks as ``prefeed.open`` reads it; its URL may have a query, as a presigned one has.
+
+    **Blocking**: until it is done.
+
+    Raises:
+        SourceError: The origin has no such object, or refuses it.
+        ServerUnavailableError: No server can be reached or started.
+    """
+    blocks = Blocks(config)
+    try:
+        opened = blocks.open(*split_object(url))
+        with NodeClient.connect(config) as client:
+            dataset = blocks.dataset(opened)
+            if dataset is None:
+                raise ServerUnavailableError(
+                    f"{opened.location} cannot be warmed: the cache is not enabled, or no server answers"
+                )
+            ids = np.arange(opened.num_blocks, dtype=np.int64)
+            return _warm(client, dataset.number, ids, WarmupOptions(), events or WarmEvents())
+    finally:
+        blocks.close()
+
+
+def _warm(client: NodeClient, dataset: int, ids: Ids, options: WarmupOptions, events: WarmEvents) -> WarmResult:
+    ensure_private_dir(client.connection.runtime_dir)
+    name = put_in_transit(client.connection.runtime_dir, [np.ascontiguousarray(ids).data], suffix=".i64")
+    try:
+        return client.warm_in_order(dataset, name, max_in_flight=options.threads or 0, progress=events.progress)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # the server has taken it
+            os.unlink(name)
 
 
 def order_of(manifest: Manifest, options: WarmupOptions) -> Ids:

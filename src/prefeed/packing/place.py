@@ -168,7 +168,7 @@ class StorePlace:
         make_private(self.work)
         if (self.work / JOURNAL_NAME).exists():
             return
-        with contextlib.suppress(ObjectNotFoundError), contextlib.closing(self._store()) as place:
+        with contextlib.closing(self._store()) as place:
             infos = (info for batch in place.source().list_objects() for info in batch)
             _require_free(self.url, {info.path for info in infos})
 

@@ -25,7 +25,15 @@ from prefeed.sources.mounts import is_local
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import is_of_one_network, own_access
-from prefeed.sources.urls import canonical_url, is_of_store, listing_mark, open_plain_source, open_source, unwrapped
+from prefeed.sources.urls import (
+    canonical_url,
+    is_of_store,
+    listing_mark,
+    open_plain_source,
+    open_source,
+    unwrapped,
+    without_credentials,
+)
 from prefeed.sources.views import View
 from prefeed.store.node_directory import NODES
 from prefeed.system.clock import Clock
@@ -206,7 +214,7 @@ class Openings:
                 self._asked.remove(kept)  # its token may have expired
             failed(error)
 
-        self._start(url, lambda _: kept[1].info(path), told, refused, lambda *_: None)
+        self._start(without_credentials(url), lambda _: kept[1].info(path), told, refused, lambda *_: None)
 
     def open_url(self, url: str, waiter: Waiter, reach: Reach, *, listing_age: float = 0.0, ranks: int = 1) -> None:
         """Open the dataset of a URL, of a listing that begins from now on, or began at most ``listing_age`` seconds ago.

@@ -455,7 +455,8 @@ def _delivered(delivery: Delivery[Job]) -> Result | None:
     if not version:
         version = version_without_etag(delivery.modified_seconds, delivery.object_bytes or lease.data.nbytes)
     if isinstance(job.source, BlockSource):
-        changed = job.source.changed(job.manifest.path(job.ticket.object_id), version)
+        path = job.manifest.path(job.ticket.object_id)
+        changed = job.source.changed(path, version, delivery.object_bytes or lease.data.nbytes)
         if changed is not None:
             lease.release()
             return Result(job, None, changed, delivery.seconds)

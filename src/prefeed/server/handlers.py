@@ -239,7 +239,9 @@ class Handlers:
 
     def _ask_object(self, connection: Connection, request: m.AskObject) -> None:
         def told(info: ObjectInfo) -> None:
-            answer = m.ObjectAsked(request.token, info.size_bytes, info.version, info.modified_seconds)
+            answer = m.ObjectAsked(
+                request.token, info.size_bytes, info.version, info.modified_seconds, info.sends_parts
+            )
             self.loop.send(connection, answer)
 
         reach = connection.reach(request.options, request.proxies)

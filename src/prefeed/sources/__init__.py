@@ -10,8 +10,10 @@ Start with ``urls.open_source``, which turns a URL into a ``Source``, and ``libr
 ``store_listing``      listings through obstore: by prefix, by an index file, by WebDAV
 ``quick_fetches``      objects and parts of them over HTTP, many at a time: the client of fetch processes
 ``quick_heads``        heads of the answers that it takes
-``plain_web``          HTTP answers without a length
+``store_clients``      clients of obstore, which sources share
+``plain_web``          web servers without lengths, HEAD or ranges, and URLs with a query, by the standard library
 ``plain_s3``           listings and signatures for keys of S3 that obstore refuses
+``signed_urls``        queries of URLs: which parameters sign a request, and until when
 ``packed``             a pack as an origin
 ``pack_index``         the index of a pack
 ``blocks``             large objects as runs of blocks

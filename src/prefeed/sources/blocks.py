@@ -5,8 +5,8 @@
     ids       0                | 1                  | 2        | 3           | 4
 
 A block is an entry like any other: it has a dense id, a key and a size. So plans, residency, single flight, disk and pool need
-to know nothing of blocks. The name of a block holds its object, its place, and which version of the object it is of: blocks of two
-versions never have the same key, and a block of another version is never returned.
+to know nothing of blocks. The name of a block holds its object, its place, and which version and size of the object it is of: blocks of
+two versions never have the same key, and a block of another version or size is never returned.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from prefeed.types import EntryKey, FetchedObject, ObjectInfo
 _MARK: Final = "\0"
 """No file name has it, and no listing of a store can."""
 
-_PLACE: Final = re.compile(r"([0-9a-f]{12,})-([0-9a-f]+)-([0-9a-f]{16})")
+_PLACE: Final = re.compile(r"([0-9a-f]{12,})-([0-9a-f]+)-([0-9a-f]{16})-([0-9a-f]+)")
 _WEAK: Final = "W/"
 _ASKING_THREADS: Final = 32
 
 
 class Block(NamedTuple):
-    """A part of one version of an object: ``size_bytes`` from ``offset`` on."""
+    """A part of one version of an object: ``size_bytes`` from ``offset`` on, of ``object_bytes``."""
 
     path: str
     offset: int
     size_bytes: int
     version_hash: int
+    object_bytes: int
 
 
 def is_split(info: ObjectInfo) -> bool:
@@ -80,7 +81,7 @@ def entry_of(info: ObjectInfo, index: int, block_bytes: int) -> ObjectInfo:
         return info
     offset = index * block_bytes
     size = min(block_bytes, info.size_bytes - offset)
-    path = f"{info.path}{_MARK}{offset:012x}-{size:x}-{version_hash(info.version):016x}"
+    path = f"{info.path}{_MARK}{offset:012x}-{size:x}-{version_hash(info.version):016x}-{info.size_bytes:x}"
     return ObjectInfo(path=path, size_bytes=size, version=info.version, modified_seconds=info.modified_seconds)
 
 
@@ -98,7 +99,7 @@ def parse_block(path: str) -> Block | None:
     """Return which block a path names; None for the path of a whole object."""
     name, mark, place = path.partition(_MARK)
     found = _PLACE.fullmatch(place) if mark else None
-    return None if found is None else Block(name, int(found[1], 16), int(found[2], 16), int(found[3], 16))
+    return None if found is None else Block(name, *(int(number, 16) for number in found.groups()))
 
 
 def object_of(path: str) -> str:
@@ -190,10 +191,11 @@ class BlockSource:
             raise
         except SourceError as err:
             if isinstance(err, TruncatedBodyError) or not err.retryable:  # is it shorter than it was?
-                self._require_version(block, self._source.info(block.path).version)
+                now = self._source.info(block.path)
+                self._require_same(block, now.version, now.size_bytes)
             raise
         if block.size_bytes:
-            self._require_version(block, fetched.version)
+            self._require_same(block, fetched.version, fetched.object_bytes)
         return fetched
 
     def quick_origin(self) -> QuickOrigin | None:
@@ -206,9 +208,9 @@ class BlockSource:
         return cast("QuickSource", self._source).quick_target(object_of(path))
 
     def quick_first(self, path: str) -> int:
-        """Return the first byte of a block; ``WHOLE`` for a whole object."""
+        """Return the first byte of a block; ``WHOLE`` for a whole object, also in one block: some web servers send no parts."""
         block = parse_block(path)
-        return WHOLE if block is None else block.offset
+        return WHOLE if block is None or block.size_bytes == block.object_bytes else block.offset
 
     def quick_failure(self, path: str, failure: str) -> SourceError | None:
         """Return the error that stands for a failure; None where ``fetch`` looks whether the object has changed."""
@@ -216,26 +218,38 @@ class BlockSource:
         may_have_changed = error is None or not error.retryable or isinstance(error, TruncatedBodyError)
         return None if may_have_changed else error
 
-    def changed(self, path: str, version: str) -> ObjectChangedError | None:
-        """Return the error of a block that came of another version of its object than it names; None: it is of this one."""
+    def changed(self, path: str, version: str, object_bytes: int) -> ObjectChangedError | None:
+        """Return the error of a block that came of another version or size of its object than it names; None: it is of this one.
+
+        Args:
+            path: Names the block.
+            version: Of the object, as the answer has it.
+            object_bytes: Size of the object, as the answer has it; negative if it does not show it.
+        """
         block = parse_block(path)
-        if block is None or is_version(version, block.version_hash):
-            return None
-        return self._changed(block)
+        try:
+            if block is not None:
+                self._require_same(block, version, object_bytes)
+        except ObjectChangedError as err:
+            return err
+        return None
 
     def close(self) -> None:
         """Release connections."""
         self._source.close()
 
-    def _require_version(self, block: Block, version: str) -> None:
-        if not is_version(version, block.version_hash):
-            raise self._changed(block)
-
-    def _changed(self, block: Block) -> ObjectChangedError:
+    def _require_same(self, block: Block, version: str, object_bytes: int) -> None:
         where = self._source.locate(block.path)
-        return ObjectChangedError(
-            f"{where} changed while it was read: open it again to read what it is now", path=where
-        )
+        if not is_version(version, block.version_hash):
+            raise ObjectChangedError(
+                f"{where} changed while it was read: open it again to read what it is now", path=where
+            )
+        if object_bytes not in (-1, block.object_bytes):
+            raise ObjectChangedError(
+                f"{where} has {object_bytes:,} bytes by the answer to a range request and {block.object_bytes:,} bytes by the answer "
+                "when it was opened, in the same version: the server contradicts itself, or the object changed; open it again",
+                path=where,
+            )
 
 
 def sorted_entries(infos: Iterable[ObjectInfo], block_bytes: int) -> list[ObjectInfo]:

@@ -35,6 +35,8 @@ class Hello(msgspec.Struct, frozen=True):
     authorization: str | None
     request_timeout: float
     index: str
+    block_size: int
+    max_object: int
     home: str
     options: Mapping[str, str]
     proxies: Mapping[str, str]
@@ -70,6 +72,7 @@ class Reply(msgspec.Struct, frozen=True):
     encoding: str = ""
     is_end_known: bool = True
     object_bytes: int = -1
+    sends_parts: bool = True
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -122,6 +125,8 @@ class ForkedReader:
             authorization,
             config.request_timeout,
             config.http_index,
+            config.block_size,
+            config.max_object,
             str(config.home),
             access.options,
             access.proxies,
@@ -141,14 +146,15 @@ class ForkedReader:
         """Return size and version of an object; errors are those of the source itself."""
         reply, _ = self._answered(Request(os.fsencode(path), asks_info=True))
         return ObjectInfo(
-            path=path, size_bytes=reply.object_bytes, version=reply.version, modified_seconds=reply.modified_seconds
-        )
+            path=path, size_bytes=reply.object_bytes, version=reply.version, modified_seconds=reply.modified_seconds,
+            sends_parts=reply.sends_parts,
+        )  # fmt: skip
 
     def _fetched(self, request: Request) -> FetchedObject:
         reply, data = self._answered(request)
         return FetchedObject(
             data=data, version=reply.version, modified_seconds=reply.modified_seconds, encoding=reply.encoding,
-            is_end_known=reply.is_end_known,
+            is_end_known=reply.is_end_known, object_bytes=reply.object_bytes,
         )  # fmt: skip
 
     def _answered(self, request: Request) -> tuple[Reply, bytes]:
@@ -228,7 +234,10 @@ def _serve(open_source: Callable[..., BrowsableSource], requests: IO[bytes], rep
     """Answer requests until the other side closes its pipe."""
     try:
         hello = msgspec.msgpack.decode(_read_frame(requests), type=Hello)
-        config = Config(request_timeout=hello.request_timeout, http_index=hello.index, home=Path(hello.home))
+        config = Config(
+            request_timeout=hello.request_timeout, http_index=hello.index, block_size=hello.block_size,
+            max_object=hello.max_object, home=Path(hello.home),
+        )  # fmt: skip
         access = StoreAccess(options=hello.options, proxies=hello.proxies)
         source = open_source(hello.url, config, authorization=hello.authorization, access=access)
         while True:
@@ -248,8 +257,11 @@ def _fetch(source: BrowsableSource, path: str, request: Request, replies: IO[byt
             info = source.info(path)
             _write_frame(
                 replies,
-                Reply(version=info.version, modified_seconds=info.modified_seconds, object_bytes=info.size_bytes),
-            )
+                Reply(
+                    version=info.version, modified_seconds=info.modified_seconds, object_bytes=info.size_bytes,
+                    sends_parts=info.sends_parts,
+                ),
+            )  # fmt: skip
             return
         if request.size_bytes is None:
             fetched = source.fetch(path)
@@ -260,7 +272,7 @@ def _fetch(source: BrowsableSource, path: str, request: Request, replies: IO[byt
         return
     said = Reply(
         version=fetched.version, size_bytes=len(fetched.data), modified_seconds=fetched.modified_seconds,
-        encoding=fetched.encoding, is_end_known=fetched.is_end_known,
+        encoding=fetched.encoding, is_end_known=fetched.is_end_known, object_bytes=fetched.object_bytes,
     )  # fmt: skip
     _write_frame(replies, said)
     replies.write(fetched.data)

@@ -7,8 +7,8 @@ import os
 import re
 import threading
 import weakref
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from base64 import b64decode
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +16,7 @@ from urllib.parse import quote, urlsplit
 
 import obstore
 from obstore import exceptions as store_exceptions
-from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
-from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
+from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, SourceError, TruncatedBodyError
@@ -25,29 +24,52 @@ from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.plain_s3 import PlainKeys
-from prefeed.sources.plain_web import encoding_of, fetch_plainly
+from prefeed.sources.plain_web import (
+    PlainWeb,
+    WebAccess,
+    authorization_of,
+    encoding_of,
+    web_access,
+)
 from prefeed.sources.quick_fetches import MISSING, ODD, QuickOrigin
+from prefeed.sources.signed_urls import named_by
 from prefeed.sources.store_access import (
-    S3_TOKENS,
+    CA_BUNDLE,
     SPEAKERS_OF_S3,
     StoreAccess,
+    endpoint_words,
     is_signed_here,
-    is_store_variable,
     mark_of,
     native_options,
     own_access,
 )
-from prefeed.sources.store_errors import NO_LENGTH, cause_of, translate
-from prefeed.sources.store_listing import StoreListing, info_of, level_of, list_http, modified_of, version_of
+from prefeed.sources.store_clients import shared_client
+from prefeed.sources.store_errors import (
+    NO_LENGTH,
+    cause_of,
+    is_about_bucket,
+    is_another_part,
+    refuses_head,
+    translate,
+)
+from prefeed.sources.store_listing import (
+    StoreListing,
+    info_of,
+    level_of,
+    list_http,
+    list_index,
+    modified_of,
+    version_of,
+)
 from prefeed.types import FetchedObject, ObjectInfo
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
+    from obstore import GetOptions
+    from obstore.store import ObjectStore
 
 _is_plain: Final = re.compile(r"[A-Za-z0-9/._~-]*").fullmatch
 """Of a path that ``quote`` would not change, which is said six times sooner than ``quote`` says it."""
 
-_LIST_TIMEOUT: Final = "1h"
 _LIST_DEADLINE_SECONDS: Final = 60.0
 _LIST_RETRIES: Final = 3
 """Of each request of a listing: one of a thousand that fails would else be the end of all."""
@@ -57,7 +79,6 @@ _MOST_ODD: Final = 16
 
 _SIGNED_FOR: Final = timedelta(hours=1)
 
-_LOOPBACK: Final = "localhost,127.0.0.1,::1"
 _THREADS: Final = "/proc/self/task"
 
 # obstore runs on one tokio runtime a process, made at first use. Its threads do not survive a fork, and a call in
@@ -128,7 +149,13 @@ class ObjectStoreSource:
     """
 
     def __init__(
-        self, url: str, config: Config, *, authorization: str | None = None, access: StoreAccess | None = None
+        self,
+        url: str,
+        config: Config,
+        *,
+        authorization: str | None = None,
+        query: str = "",
+        access: StoreAccess | None = None,
     ) -> None:
         """Read below a URL.
 
@@ -136,15 +163,21 @@ class ObjectStoreSource:
             url: Canonical.
             config: Settings.
             authorization: Sent to web servers as the header of that name.
+            query: Sent to web servers with each request, with its ``?``; see ``signed_urls``.
             access: Who speaks, and to whom; None: as this process finds it.
         """
         self.url = url
         self._config = config
         self._authorization = authorization
+        self._query = query
         self._access = access
         self._is_http = url.startswith("http")
         self._root_path = urlsplit(url).path if self._is_http else ""
+        self._web = PlainWeb(url, query, max_bytes=config.max_object)
         self._sends_no_length = False
+        self._refuses_head = False
+        self._has_bucket = False  # as far as it is known
+        self._sends_parts = False  # as far as it is known
         self._lock = threading.Lock()
         self._store: ObjectStore | None = None
         self._reader: ForkedReader | None = None
@@ -168,7 +201,7 @@ class ObjectStoreSource:
         """What tells the store from others with a bucket of this name; see ``Source.mark``."""
         if self._mark is None:  # part of each key of a block: looked up once
             told = mark_of(self.url, self._own_access())
-            self._mark = self._speaker_of_url() + told if self._is_http else told
+            self._mark = self._speaker_of_url() + told + named_by(self._query) if self._is_http else told
         return self._mark
 
     def locate(self, path: str) -> str:
@@ -178,7 +211,7 @@ class ObjectStoreSource:
     @property
     def needs_helper(self) -> bool:
         """True in a forked process whose requests need a helper process."""
-        return runtime_is_foreign()
+        return runtime_is_foreign() and not self._query
 
     def fetch(self, path: str) -> FetchedObject:
         """Return the whole object with one GET; see ``Source.fetch``.
@@ -186,9 +219,9 @@ class ObjectStoreSource:
         A web server that sends no length is asked once more by other means, the first time; then by these alone, until it
         sends one.
         """
-        if runtime_is_foreign():
+        if self.needs_helper:
             return self._forked().fetch(path)
-        if self._sends_no_length or self._plain.takes(path):
+        if self._sends_no_length or self._is_asked_plainly(path):
             return self._fetch_plainly(path)
         try:
             result = obstore.get(self._store or self._open_store(), path)
@@ -199,7 +232,7 @@ class ObjectStoreSource:
             if self._is_http and NO_LENGTH in str(err):
                 self._sends_no_length = True
                 return self._fetch_plainly(path)
-            raise self._translated(err, self.locate(path)) from cause_of(err)
+            raise self.translated(err, self.locate(path)) from cause_of(err)
         if len(body) != meta["size"]:
             raise TruncatedBodyError(
                 f"{self.locate(path)}: {len(body)} bytes came, {meta['size']} were announced", url=self.locate(path)
@@ -209,44 +242,85 @@ class ObjectStoreSource:
         )
 
     def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
-        """Return a part of the object with one GET; see ``RangeSource.fetch_range``."""
+        """Return a part of the object with one GET; see ``RangeSource.fetch_range``.
+
+        If another part comes, or none, the request is sent once more. If a web server sends no parts, the part is cut from the whole object.
+        """
         if not size_bytes:
             return FetchedObject(data=b"", version="")  # HTTP has no empty ranges
-        if runtime_is_foreign():
+        if self.needs_helper:
             return self._forked().fetch_range(path, offset, size_bytes)
-        if self._plain.takes(path):
-            return self._fetch_plainly(path, part=(offset, offset + size_bytes))
+        if self._is_asked_plainly(path):
+            return self._fetch_part_plainly(path, offset, size_bytes)
         try:
             store = self._store or self._open_store()
-            result = obstore.get(store, path, options={"range": (offset, offset + size_bytes)})
-            version = version_of(result.meta)
+            options: GetOptions = {"range": (offset, offset + size_bytes)}
+            try:
+                result = obstore.get(store, path, options=options)
+            except BaseException as err:
+                if not is_another_part(err):
+                    raise
+                if self._is_http:
+                    return self._fetch_part_plainly(path, offset, size_bytes)
+                result = obstore.get(store, path, options=options)
+            meta = result.meta
             body = result.bytes()
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
-            raise self._translated(err, self.locate(path)) from cause_of(err)
+            raise self.translated(err, self.locate(path)) from cause_of(err)
         if len(body) != size_bytes:
             raise TruncatedBodyError(
                 f"{self.locate(path)}: {len(body)} bytes came, {size_bytes} were asked for", url=self.locate(path)
             )
-        return FetchedObject(data=memoryview(body), version=version)
+        return FetchedObject(data=memoryview(body), version=version_of(meta), object_bytes=meta["size"])
 
     def info(self, path: str) -> ObjectInfo:
-        """Return size and version of the object with one HEAD; see ``BrowsableSource.info``."""
-        if runtime_is_foreign():
+        """Return size and version of the object with one HEAD; see ``BrowsableSource.info``.
+
+        If a web server refuses HEAD, a GET of the first byte shows the same. That GET also shows, for an object of several blocks, whether
+        the server sends parts.
+        """
+        if self.needs_helper:
             return self._forked().info(path)
-        if self._plain.takes(path):
+        if self._refuses_head or self._is_asked_plainly(path):  # a query is signed for GET, as a rule
             return self._info_plainly(path)
         try:
             meta = obstore.head(self._store or self._open_store(), path)
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
-            raise self._translated(err, self.locate(path)) from cause_of(err)
-        return info_of(meta, path)
+            if self._is_http and refuses_head(err):
+                info = self._info_plainly(path)
+                self._refuses_head = True
+                return info
+            if not self._is_http and not self._has_bucket and isinstance(err, FileNotFoundError):
+                self._require_bucket(path)
+            raise self.translated(err, self.locate(path)) from cause_of(err)
+        self._has_bucket = True
+        info = info_of(meta, path)
+        if self._is_http and not self._sends_parts and info.size_bytes > self._config.block_size:
+            probed = self._info_plainly(path)
+            self._sends_parts = probed.sends_parts
+            return probed
+        return info
+
+    def _require_bucket(self, path: str) -> None:
+        """Raise the error of a bucket that does not exist: the answer to HEAD has no body that would name it.
+
+        Raises:
+            ObjectNotFoundError: The answer to GET names it.
+        """
+        try:
+            obstore.get(self._store or self._open_store(), path, options={"range": (0, 1)})
+        except FileNotFoundError as err:
+            self._has_bucket = not is_about_bucket(err)
+            raise self.translated(err, self.locate(path)) from cause_of(err)
+        except store_exceptions.BaseError:  # the error of HEAD is raised
+            return
 
     def list_level(self, path: str) -> tuple[list[ObjectInfo], list[str]]:
         """Return what lies right below a directory; see ``BrowsableSource.list_level``.
 
         A web server lists everything at once; this is a part of it.
         """
-        if self._is_http or runtime_is_foreign():
+        if self._is_http or self.needs_helper:
             return level_of(self.list_objects(), path)
         try:
             if not self._plain.has_odd_root:
@@ -257,7 +331,7 @@ class ObjectStoreSource:
                     return found
             return self._plain.open().level(path)
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
-            raise self._translated(err, self.locate(path)) from cause_of(err)
+            raise self.translated(err, self.locate(path)) from cause_of(err)
 
     def quick_origin(self) -> QuickOrigin | None:
         """Return the web server, or that of a bucket of S3 whose requests can be signed here; see ``QuickSource``.
@@ -266,6 +340,7 @@ class ObjectStoreSource:
         """
         if (
             self._sends_no_length
+            or self._web.decompresses
             or self._plain.has_odd_root
             or self._num_odd > _MOST_ODD + self._num_quick // _MOST_ODD
         ):
@@ -281,7 +356,7 @@ class ObjectStoreSource:
         if not self._is_http and self._plain.takes(path):
             return self._plain.open().url("GET", path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
         if self._is_http:
-            return f"{self._root_path}/{path if _is_plain(path) else quote(path)}".encode()
+            return f"{self._root_path}/{path if _is_plain(path) else quote(path)}{self._query}".encode()
         return self._signed(path).partition("://")[2].partition("/")[2].join(("/", "")).encode()
 
     def quick_failure(self, path: str, failure: str) -> SourceError | None:
@@ -289,7 +364,7 @@ class ObjectStoreSource:
         if failure == ODD or (failure == MISSING and not self._is_http):
             self._num_odd += 1
             return None
-        err = self._translated(store_exceptions.GenericError(failure), self.locate(path))
+        err = self.translated(store_exceptions.GenericError(failure), self.locate(path))
         assert isinstance(err, SourceError)
         return err
 
@@ -298,8 +373,13 @@ class ObjectStoreSource:
 
         Plain HTTP servers list through an index file or WebDAV: see ``store_listing``.
         """
-        if runtime_is_foreign():
+        if self.needs_helper:
             yield from self._forked().list_objects()
+            return
+        if self._query:
+            self.left_out = LeftOut()
+            yield from list_index(self.url, self._config.http_index, self._fetch_index, left_out=self.left_out)
+            self.left_out.warn(self.url)
             return
         yield from self._listed(lambda listing: listing.objects())
 
@@ -327,7 +407,7 @@ class ObjectStoreSource:
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
-            raise self._translated(err, self.url) from cause_of(err)
+            raise self.translated(err, self.url) from cause_of(err)
 
     def open_for_writing(self) -> ObjectStore:
         """Return a client for packing into this place; a request may take as long as a listing."""
@@ -341,40 +421,36 @@ class ObjectStoreSource:
         if reader is not None:
             reader.close()
 
-    def _fetch_plainly(self, path: str, *, part: tuple[int, int] | None = None) -> FetchedObject:
-        """Return an object, or a part of it, as a server sends it, with a length or without."""
-        if not self._is_http:
-            return self._get_plainly(self._plain.open().url("GET", path), self.locate(path), part=part)[0]
-        fetched, has_length = self._get_plainly(self.locate(path), part=part)
-        self._sends_no_length = not has_length
+    def _is_asked_plainly(self, path: str) -> bool:
+        """True for an object that the native client cannot request: for its name, or the query of the URL."""
+        return self._web.is_needed or self._plain.takes(path)
+
+    def _fetch_plainly(self, path: str) -> FetchedObject:
+        """Return the whole object as a server sends it, with a length or without."""
+        fetched, has_length = self._web.fetch(self._plain_url(path), self._web_access(), self.locate(path))
+        self._sends_no_length = self._is_http and not has_length
         return fetched
 
-    def _get_plainly(
-        self, url: str, where: str = "", *, part: tuple[int, int] | None = None
-    ) -> tuple[FetchedObject, bool]:
-        access = self._own_access()
-        given: Any = native_options(self.url, access) if self._is_http else {}
-        return fetch_plainly(
-            url,
-            authorization=self._authorization or _basic(given),
-            proxies=access.proxies,
-            excluded=_excluded(access.proxies),
-            timeout_seconds=self._config.request_timeout,
-            where=where,
-            part=part,
+    def _fetch_part_plainly(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
+        return self._web.fetch_part(
+            self._plain_url(path), self._web_access(), offset, size_bytes, where=self.locate(path)
         )
 
     def _info_plainly(self, path: str) -> ObjectInfo:
-        if not self._is_http:
-            found = self._plain.open().find(path)
-            if found is None:
-                raise ObjectNotFoundError(f"{self.locate(path)}: does not exist", url=self.locate(path))
-            return found
-        fetched = self._fetch_plainly(path)
-        size = memoryview(fetched.data).nbytes
-        return ObjectInfo(
-            path=path, size_bytes=size, version=fetched.version, modified_seconds=fetched.modified_seconds
-        )
+        if self._is_http:
+            return self._web.info(self.locate(path), self._web_access(), path)
+        found = self._plain.open().find(path)
+        if found is None:
+            raise ObjectNotFoundError(f"{self.locate(path)}: does not exist", url=self.locate(path))
+        return found
+
+    def _plain_url(self, path: str) -> str:
+        """Return the URL of an object for a request by the standard library; of a store it is signed."""
+        return self.locate(path) if self._is_http else self._plain.open().url("GET", path)
+
+    def _web_access(self) -> WebAccess:
+        access = self._own_access()
+        return web_access(access, self._authorization, timeout_seconds=self._config.request_timeout)
 
     def _as_quick_origin(self) -> QuickOrigin | None:
         try:
@@ -389,8 +465,8 @@ class ObjectStoreSource:
         given: Any = native_options(self.url, access)
         lines = [f"Host: {parts.netloc}", "Accept: */*", "User-Agent: prefeed"]
         if self._is_http:
-            lines.append("Accept-Encoding: identity")
-        if self._is_http and (authorization := self._authorization or _basic(given)):
+            lines.append(f"Accept-Encoding: {self._web.encoding}")
+        if self._is_http and (authorization := self._authorization or authorization_of(given)):
             lines.append(f"Authorization: {authorization}")
         is_encrypted = parts.scheme == "https"
         return QuickOrigin(
@@ -400,6 +476,7 @@ class ObjectStoreSource:
             port=parts.port or (443 if is_encrypted else 80),
             headers="".join(f"{line}\r\n" for line in lines).encode("latin-1"),
             timeout_seconds=self._config.request_timeout,
+            ca_bundle=access.options.get(CA_BUNDLE, ""),
         )
 
     def _signed(self, path: str) -> str:
@@ -413,8 +490,10 @@ class ObjectStoreSource:
         require_listed(fetched, None, lambda: self.locate(path))
         return bytes(fetched.data)
 
-    def _translated(self, err: BaseException, where: str) -> BaseException:
-        return translate(err, where, timeout=self._config.request_timeout)
+    def translated(self, err: BaseException, where: str) -> BaseException:
+        """Return the error that stands for what obstore raised; it names the endpoint, which may be another than the user thinks."""
+        endpoint = "" if self._access is None else endpoint_words(self.url, self._access)
+        return translate(err, where, timeout=self._config.request_timeout, endpoint=endpoint)
 
     def _own_access(self) -> StoreAccess:
         with self._lock:
@@ -450,54 +529,9 @@ def _open(
     From here on the native runtime belongs to this process.
     """
     _claim_runtime()
-    client = _client(url, config, authorization, access, listing=listing, retries=retries)
+    client = shared_client(url, config, authorization, access, listing=listing, retries=retries)
     _clients[id(client)] = client
     return client
-
-
-_shared: Final[weakref.WeakValueDictionary[str, Any]] = weakref.WeakValueDictionary()
-"""Clients in use, by all that they were made from: another one costs 5 ms, mostly for authorities, and connections of its own."""
-
-
-def _client(
-    url: str, config: Config, authorization: str | None, access: StoreAccess, *, listing: bool, retries: int
-) -> ObjectStore:
-    """Return a client that does this, which other sources may use as well."""
-    variables = sorted(pair for pair in os.environ.items() if is_store_variable(pair[0]))  # it looks there, too
-    made_from = (
-        url, authorization, sorted(access.options.items()), sorted(access.proxies.items()), variables, listing, retries,
-        config.request_timeout,
-    )  # fmt: skip
-    key = xxh3_128_hexdigest(repr(made_from).encode())
-    found: ObjectStore | None = _shared.get(key)
-    if found is None:
-        found = _shared[key] = _new_client(url, config, authorization, access, listing=listing, retries=retries)
-    return found
-
-
-def _new_client(
-    url: str, config: Config, authorization: str | None, access: StoreAccess, *, listing: bool, retries: int
-) -> ObjectStore:
-    parts = urlsplit(url)
-    prefix = _prefix(parts.path)
-    given: Any = native_options(url, access)
-    if is_web := parts.scheme in ("http", "https"):
-        authorization = authorization or _basic(given)
-    options = _client_options(
-        _endpoint(url, given), config, authorization, access.proxies, listing=listing, is_web=is_web
-    )
-    policy: RetryConfig = {"max_retries": retries}
-    if parts.scheme == "s3":
-        speaker: Any = _speaker(given)
-        return S3Store(
-            parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy, **speaker
-        )
-    if parts.scheme == "gs":
-        return GCSStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy)
-    if parts.scheme == "az":
-        return AzureStore(parts.netloc, prefix=prefix, config=given, client_options=options, retry_config=policy)
-    whole_server = f"{parts.scheme}://{parts.netloc}"
-    return HTTPStore(whole_server if listing else url, client_options=options, retry_config=policy)
 
 
 def _given_or_own(url: str, config: Config, access: StoreAccess | None) -> StoreAccess:
@@ -508,10 +542,8 @@ def _get_listing(where: str, config: Config, access: StoreAccess, url: str) -> b
     """Return the answer to a signed request of a listing."""
 
     def get() -> bytes:
-        fetched, _ = fetch_plainly(
-            url, authorization=None, proxies=access.proxies, excluded=_excluded(access.proxies),
-            timeout_seconds=config.request_timeout, where=where,
-        )  # fmt: skip
+        asked = PlainWeb("", "", max_bytes=0)
+        fetched, _ = asked.fetch(url, web_access(access, None, timeout_seconds=config.request_timeout), where)
         return bytes(fetched.data)
 
     return patiently(get, deadline_seconds=min(config.retry_deadline, _LIST_DEADLINE_SECONDS))
@@ -525,69 +557,3 @@ def _url_of_bucket(url: str, config: Config, access: StoreAccess) -> str:
     store: Any = _open(bucket, config, None, StoreAccess(options={**options, **known}), listing=False)
     signed: str = obstore.sign(store, "GET", "-", _SIGNED_FOR)
     return signed.partition("?")[0].removesuffix("-")
-
-
-def _speaker(given: Mapping[str, str]) -> dict[str, Callable[[], S3Credential]]:
-    """Return what keeps a token of the environment, which is Amazon's, from being sent along with keys that are another's."""
-    if "access_key_id" not in given or "session_token" in given or not any(map(os.environ.get, S3_TOKENS)):
-        return {}
-    key, secret = given["access_key_id"], given.get("secret_access_key", "")
-
-    def speak() -> S3Credential:
-        return {"access_key_id": key, "secret_access_key": secret, "token": None, "expires_at": None}
-
-    return {"credential_provider": speak}
-
-
-def _basic(options: Mapping[str, str]) -> str | None:
-    """Return the header of basic authentication; None without a name."""
-    if "username" not in options:
-        return None
-    pair = f"{options['username']}:{options.get('password', '')}"
-    return "Basic " + b64encode(pair.encode()).decode()
-
-
-def _prefix(path: str) -> str | None:
-    """Return the part of the bucket to read below; None for the whole bucket."""
-    return path.strip("/") or None
-
-
-def endpoint_of(url: str, config: Config) -> str:
-    """Return the URL of the server that is spoken to for a canonical URL; raises as ``own_access``."""
-    return _endpoint(url, own_access(url, config).options)
-
-
-def _endpoint(url: str, given: Mapping[str, str]) -> str:
-    """Return the URL that is spoken to: the root itself, or the endpoint that stands in for Amazon's."""
-    if given.get("endpoint"):
-        return given["endpoint"]
-    if url.startswith("s3://"):
-        return "https://amazonaws.com"
-    return "https://windows.net" if url.startswith("az://") else url
-
-
-def _client_options(
-    endpoint: str, config: Config, authorization: str | None, proxies: Mapping[str, str], *, listing: bool, is_web: bool
-) -> ClientConfig:
-    options: ClientConfig = {
-        "timeout": _LIST_TIMEOUT if listing else f"{round(config.request_timeout * 1000)}ms",
-        "read_timeout": f"{round(config.request_timeout * 1000)}ms",
-        "connect_timeout": f"{round(min(config.request_timeout, 5.0) * 1000)}ms",
-    }
-    parts = urlsplit(endpoint)
-    if parts.scheme == "http":
-        options["allow_http"] = True
-    headers = {"accept-encoding": "identity"} if is_web else {}
-    if authorization is not None:
-        headers["authorization"] = authorization
-    if headers:
-        options["default_headers"] = headers
-    if proxy := proxies.get(f"{parts.scheme}_proxy") or proxies.get("all_proxy"):
-        # obstore sends even loopback to a proxy named in the environment, unless it is told otherwise.
-        options["proxy_url"] = proxy
-        options["proxy_excludes"] = _excluded(proxies)
-    return options
-
-
-def _excluded(proxies: Mapping[str, str]) -> str:
-    return ",".join(filter(None, (_LOOPBACK, proxies.get("no_proxy"))))

@@ -57,6 +57,7 @@ class QuickOrigin(msgspec.Struct, frozen=True, array_like=True):
         port: TCP port.
         headers: Lines of each request, each with its end; they may hold a secret.
         timeout_seconds: For one request, from its begin to the last byte.
+        ca_bundle: File or directory of certificates to trust; empty: those of the machine.
     """
 
     url: str
@@ -65,6 +66,7 @@ class QuickOrigin(msgspec.Struct, frozen=True, array_like=True):
     port: int
     headers: bytes
     timeout_seconds: float
+    ca_bundle: str = ""
 
     def __repr__(self) -> str:
         return f"<QuickOrigin {self.url}>"
@@ -383,7 +385,7 @@ class QuickClient:
 
             self._not_yet = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
             self._untrusted = (ssl.SSLError,)
-            origin.context = ssl.create_default_context()
+            origin.context = tls_context(origin.told.ca_bundle)
             origin.context.set_alpn_protocols(["http/1.1"])
         self._epoll.unregister(connection.fd)
         connection.events = 0
@@ -554,6 +556,22 @@ class QuickClient:
         for origin in self._origins.values():
             while origin.idle and origin.idle[0].idle_since + _IDLE_SECONDS <= now:
                 self._drop(origin.idle[0])
+
+
+def tls_context(ca_bundle: str) -> Any:
+    """Return the settings of TLS connections that trust the authorities of this machine, and those of a file or directory.
+
+    Raises:
+        OSError: It cannot be read, or has no certificates.
+    """
+    import ssl  # noqa: PLC0415 - as above
+
+    context = ssl.create_default_context()
+    if os.path.isdir(ca_bundle):
+        context.load_verify_locations(capath=ca_bundle)
+    elif ca_bundle:
+        context.load_verify_locations(cafile=ca_bundle)
+    return context
 
 
 def _addresses(origin: QuickOrigin, flags: int) -> list[tuple[Any, ...]]:

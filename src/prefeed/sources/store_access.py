@@ -71,6 +71,12 @@ _AZ: Final = {
     "endpoint": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     "msi_endpoint": ("AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_ENDPOINT"),
 }  # fmt: skip
+BEARER_TOKENS: Final = "PREFEED_BEARER_TOKENS"
+"""Variable with tokens for web servers: URLs, each followed by its token, with white space between all of them."""
+
+_AZURE_SUFFIX: Final = "core.windows.net"
+_AZURE_CONNECTION: Final = "AZURE_STORAGE_CONNECTION_STRING"
+
 _OPTIONS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {"s3": _S3, "gs": _GS, "az": _AZ}
 _SPEAKERS: Final[Mapping[str, frozenset[str]]] = {
     "s3": frozenset({
@@ -86,6 +92,8 @@ _SPEAKERS: Final[Mapping[str, frozenset[str]]] = {
         "account_key", "client_id", "client_secret", "tenant_id", "sas_key", "token", "skip_signature",
         "federated_token_file", "use_azure_cli", "msi_endpoint", "object_id", "msi_resource_id",
     }),
+    "http": frozenset({"username", "password", "bearer_token"}),
+    "https": frozenset({"username", "password", "bearer_token"}),
 }  # fmt: skip
 """Options that say who speaks: they come from one place, never partly from another."""
 
@@ -98,7 +106,7 @@ _PLACES: Final = frozenset({
 
 _OF_SIGNED: Final = frozenset({
     "access_key_id", "secret_access_key", "session_token", "region", "default_region", "endpoint", "aws_endpoint_url_s3",
-    "virtual_hosted_style_request", "prefeed_profile",
+    "virtual_hosted_style_request", "prefeed_profile", "prefeed_ca_bundle",
 })  # fmt: skip
 """Options of S3 that signed URLs follow."""
 
@@ -106,7 +114,9 @@ _SIGNING: Final = ("access_key_id", "secret_access_key", "session_token", "regio
 
 _TOKEN_FILES: Final = frozenset({"web_identity_token_file", "container_authorization_token_file"})
 
-_STORE_VARIABLES: Final = re.compile(r"(AWS|GOOGLE|AZURE)_.*|(HTTPS?|ALL|NO)_PROXY", re.IGNORECASE)
+_STORE_VARIABLES: Final = re.compile(
+    rf"(AWS|GOOGLE|AZURE)_.*|STORAGE_EMULATOR_HOST|(HTTPS?|ALL|NO)_PROXY|{BEARER_TOKENS}", re.IGNORECASE
+)
 _PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _AMAZON: Final = re.compile(r"(?:^|\.)amazonaws\.com(\.cn)?$")
 _REGION_OF_HOST: Final = re.compile(r"(?<=[.-])us-gov-[a-z]+-[0-9]+")
@@ -121,7 +131,7 @@ class StoreAccess:
     Pickled for a process that is being started it is whole, else without who speaks: such a pickle may lie on a disk.
 
     Attributes:
-        options: The native client's, by the names that it gives them; for HTTP ``username`` and ``password``.
+        options: The native client's, by the names that it gives them; for HTTP ``username`` and ``password``, or ``bearer_token``.
         proxies: Variables that name proxies, in lower case.
         mark: What ``mark_of`` said of it when something was made with it; empty where nothing was.
         is_whole: False of one that was pickled without who speaks.
@@ -162,11 +172,11 @@ def own_access(url: str, config: Config) -> StoreAccess:
     """Return how this process reaches the store of a canonical URL.
 
     Raises:
-        CredentialsError: ``credentials.json`` or a profile of ``~/.aws`` that was asked for cannot be used.
+        CredentialsError: ``credentials.json``, a profile of ``~/.aws`` that was asked for or a variable cannot be used.
     """
     scheme = url.partition("://")[0]
     given = options_for(url, config)
-    found = _of_environment(scheme)
+    found = _bearer_token(url) if scheme in ("http", "https") else _of_environment(scheme)
     speakers = _SPEAKERS.get(scheme, frozenset())
     if "skip_signature" in found and _is_true(found["skip_signature"]) and speakers.isdisjoint(given):
         found = {name: value for name, value in found.items() if name not in speakers or name == "skip_signature"}
@@ -174,6 +184,8 @@ def own_access(url: str, config: Config) -> StoreAccess:
         found = {name: value for name, value in found.items() if name not in speakers}
     elif scheme == "s3" and speakers.isdisjoint(found):
         found = {**_of_profile(), **found}
+    if bundle := _ca_bundle(scheme):
+        found.setdefault(CA_BUNDLE, bundle)
     proxies = {name: value for name in _PROXIES if (value := os.environ.get(name) or os.environ.get(name.upper()))}
     return StoreAccess(options={**found, **given}, proxies=proxies)
 
@@ -241,7 +253,7 @@ def native_options(url: str, access: StoreAccess) -> dict[str, str]:
 
     What it is not told it takes from the environment, which may name another store by now: so it is told where the store is.
     """
-    options = {name: value for name, value in access.options.items() if name != _PROFILE}
+    options = {name: value for name, value in access.options.items() if name not in (_PROFILE, CA_BUNDLE)}
     scheme = url.partition("://")[0]
     if scheme == "s3" and any(map(os.environ.get, S3_ENDPOINTS)):
         region = options.get("region") or options.get("default_region") or "us-east-1"
@@ -256,6 +268,51 @@ def native_options(url: str, access: StoreAccess) -> dict[str, str]:
         if "account_name" in options and any(map(os.environ.get, _AZ["endpoint"])):
             options.setdefault("endpoint", f"https://{options['account_name']}.blob.core.windows.net")
     return options
+
+
+def certificates_of(bundle: str) -> bytes:
+    """Return the certificates in a file, or in the files of a directory.
+
+    Raises:
+        CredentialsError: There are none.
+    """
+    place = Path(bundle)
+    try:
+        files = sorted(place.iterdir()) if place.is_dir() else [place]
+        found = b"\n".join(data for file in files if b"-----BEGIN CERT" in (data := file.read_bytes()))
+    except OSError as err:
+        raise CredentialsError(f"{bundle}, which {_CA_VARIABLES} names, cannot be read: {err.strerror}") from err
+    if not found:
+        raise CredentialsError(
+            f"{bundle}, which {_CA_VARIABLES} names, has no certificate in it: it must be in PEM format"
+        )
+    return found
+
+
+def endpoint_of(url: str, config: Config) -> str:
+    """Return the URL of the server that is spoken to for a canonical URL; raises as ``own_access``."""
+    return endpoint_in(url, own_access(url, config).options)
+
+
+def endpoint_in(url: str, given: Mapping[str, str]) -> str:
+    """Return the URL that is spoken to: the root itself, or the endpoint that stands in for Amazon's."""
+    if endpoint := given.get("endpoint") or given.get("base_url"):
+        return endpoint
+    if url.startswith("s3://"):
+        return "https://amazonaws.com"
+    return "https://windows.net" if url.startswith("az://") else url
+
+
+def endpoint_words(url: str, access: StoreAccess) -> str:
+    """Return which server is spoken to for a store, and the variables that name another one; empty where the URL shows it all."""
+    scheme, options = url.partition("://")[0], access.options
+    if scheme == "s3":
+        endpoint = _endpoint_of_s3(options)
+        return f"{endpoint} (AWS_ENDPOINT_URL)" if endpoint else "Amazon's (for another store set AWS_ENDPOINT_URL)"
+    if scheme == "gs":
+        return f"{options['base_url']} (GOOGLE_BASE_URL, STORAGE_EMULATOR_HOST)" if "base_url" in options else ""
+    endpoint = options.get("endpoint", "") if scheme == "az" else ""
+    return f"{endpoint} (AZURE_STORAGE_ENDPOINT, {_AZURE_CONNECTION})" if endpoint else ""
 
 
 def is_signed_here(access: StoreAccess) -> bool:
@@ -365,15 +422,96 @@ def _is_true(text: str) -> bool:
 
 
 def _of_environment(scheme: str) -> dict[str, str]:
-    options = {}
+    """Return the options that variables name.
+
+    Raises:
+        CredentialsError: A variable cannot be used.
+    """
+    options: dict[str, str] = {}
     for option, names in _OPTIONS.get(scheme, {}).items():
         value = next((os.environ[name] for name in names if os.environ.get(name)), "")
         if value:
             options[option] = value
     if scheme == "s3" and _is_true(os.environ.get("AWS_NO_SIGN_REQUEST", "0")):
         options["skip_signature"] = "true"
+    if scheme == "gs":
+        _add_emulator_of_google(options)
+    if scheme == "az" and os.environ.get(_AZURE_CONNECTION):
+        connection = _of_connection_string(os.environ[_AZURE_CONNECTION])
+        if not _SPEAKERS["az"].isdisjoint(connection):
+            options = {name: value for name, value in options.items() if name not in _SPEAKERS["az"]}
+        options |= connection
     return options
 
+
+def _add_emulator_of_google(options: dict[str, str]) -> None:
+    """Take an emulator's address, as google-cloud-storage does: without credentials, which are not for it."""
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if emulator and "base_url" not in options:
+        options["base_url"] = emulator if "://" in emulator else f"http://{emulator}"
+        for name in _SPEAKERS["gs"]:
+            options.pop(name, None)
+    if options.get("base_url", "").startswith("http://") and _SPEAKERS["gs"].isdisjoint(options):
+        options["skip_signature"] = "true"
+
+
+def _of_connection_string(text: str) -> dict[str, str]:
+    """Return the options that a connection string of Azure names, as azure-storage-blob reads it."""
+    pairs = [part.partition("=") for part in text.split(";") if part.strip()]
+    given = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    account, endpoint = given.get("accountname", ""), given.get("blobendpoint", "")
+    if given.get("usedevelopmentstorage", "").lower() == "true":
+        return {"use_emulator": "true"}
+    if not account and not endpoint:
+        raise CredentialsError(
+            f"{_AZURE_CONNECTION} names neither an account nor a BlobEndpoint; write AccountName=NAME;AccountKey=KEY"
+        )
+    protocol, suffix = given.get("defaultendpointsprotocol", "https"), given.get("endpointsuffix", _AZURE_SUFFIX)
+    if not endpoint and (protocol, suffix) != ("https", _AZURE_SUFFIX):
+        endpoint = f"{protocol}://{account}.blob.{suffix}"
+    options = {
+        "endpoint": endpoint.rstrip("/"), "account_name": account or (urlsplit(endpoint).hostname or "").partition(".")[0],
+        "account_key": given.get("accountkey", ""), "sas_key": given.get("sharedaccesssignature", "").removeprefix("?"),
+    }  # fmt: skip
+    return {name: value for name, value in options.items() if value}
+
+
+def _ca_bundle(scheme: str) -> str:
+    """Return the file, or directory, of certificates that boto3 or requests would trust; empty for those of the machine."""
+    names = ("AWS_CA_BUNDLE", *_CA_BUNDLES) if scheme == "s3" else _CA_BUNDLES
+    found = [os.path.abspath(os.path.expanduser(os.environ[name])) for name in names if os.environ.get(name)]
+    if found == [os.environ.get("SSL_CERT_FILE")] and not os.path.exists(found[0]):
+        return ""  # as OpenSSL does
+    return found[0] if found else ""
+
+
+def _bearer_token(url: str) -> dict[str, str]:
+    """Return the token of the longest URL in ``PREFEED_BEARER_TOKENS`` that a canonical URL is below; nothing without one."""
+    words = os.environ.get(BEARER_TOKENS, "").split()
+    if len(words) % 2 or not all(root.lower().startswith(("http://", "https://")) for root in words[::2]):
+        raise CredentialsError(
+            f'{BEARER_TOKENS} is not a list of URLs, each followed by its token; write {BEARER_TOKENS}="https://HOST/PATH TOKEN"'
+        )
+    found = [
+        (root, token)
+        for root, token in zip(map(_normalized, words[::2]), words[1::2], strict=True)
+        if url == root or url.startswith(f"{root}/")
+    ]
+    return {"bearer_token": max(found, key=lambda pair: len(pair[0]))[1]} if found else {}
+
+
+def _normalized(root: str) -> str:
+    """Return the URL of a web server as canonical URLs spell it."""
+    parts = urlsplit(root)
+    port = {"http": ":80", "https": ":443"}[parts.scheme]
+    return f"{parts.scheme}://{parts.netloc.lower().removesuffix(port)}{parts.path.rstrip('/')}"
+
+
+CA_BUNDLE: Final = "prefeed_ca_bundle"
+"""An option of ours: a file, or a directory, of certificates that are trusted in addition to those of the machine."""
+
+_CA_VARIABLES: Final = "AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE or SSL_CERT_FILE"
+_CA_BUNDLES: Final = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 _PROFILE: Final = "prefeed_profile"
 """An option of ours: the profile that temporary keys are of."""
@@ -419,7 +557,7 @@ def _of_botocore(profile: str = "", *, asks_instance: bool = False) -> dict[str,
         region = session.get_config_variable("region")
     except failures.BotoCoreError as err:
         raise CredentialsError(f"the profile {profile or 'default'} of ~/.aws cannot be used: {err}") from err
-    options = {"endpoint": endpoint, "region": region}
+    options = {"endpoint": endpoint, "region": region, CA_BUNDLE: session.get_config_variable("ca_bundle")}
     if speaker is not None:
         options |= {
             "access_key_id": speaker.access_key, "secret_access_key": speaker.secret_key,

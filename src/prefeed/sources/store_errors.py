@@ -20,11 +20,33 @@ from prefeed.errors import (
 NO_LENGTH: Final = "MissingContentLength"
 """In the text of what obstore raises for an answer without a length."""
 
+EXPIRED: Final = "have expired"
+"""In the message of an error that is about expired credentials."""
+
+_ODD_PARTS: Final = (
+    "Content-Range header not present",
+    "value for CONTENT_RANGE",
+    "Requested ",
+    "Range request not supported",
+    "status code: 416",
+    NO_LENGTH,
+)
+
 _CREDENTIALS_ADVICE: Final = (
     "check the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), "
     "or set AWS_SKIP_SIGNATURE=1 for a public bucket"
 )
-_WEB_ADVICE: Final = "put user and password for it into credentials.json in the home (mode 0600)"
+_OTHER_GOOGLE_CREDENTIALS: Final = (
+    "Google's credentials of this type (external_account, impersonated_service_account) are not read; set GOOGLE_BEARER_TOKEN, "
+    "as `gcloud auth print-access-token` prints it, or GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account"
+)
+_WEB_ADVICE: Final = (
+    "put user and password for it into credentials.json in the home (mode 0600), or a token into PREFEED_BEARER_TOKENS"
+)
+
+_CERTIFICATE_ADVICE: Final = (
+    "set REQUESTS_CA_BUNDLE to a file with the certificate of its authority, or install that on this node"
+)
 
 _BY_TYPE: Final[tuple[tuple[type[BaseException], type[SourceError], str], ...]] = (
     (FileNotFoundError, ObjectNotFoundError, "does not exist"),
@@ -46,10 +68,17 @@ _BY_TYPE: Final[tuple[tuple[type[BaseException], type[SourceError], str], ...]] 
 _BY_TEXT: Final[tuple[tuple[str, type[SourceError], str], ...]] = (
     ("169.254.169.254", AccessDeniedError, f"no credentials found; {_CREDENTIALS_ADVICE}"),
     ("metadata.google.internal", AccessDeniedError, f"no credentials found; {_CREDENTIALS_ADVICE}"),
-    ("ExpiredToken", AccessDeniedError, "the credentials have expired"),
+    (
+        "expected `service_account`",
+        AccessDeniedError,
+        _OTHER_GOOGLE_CREDENTIALS,
+    ),
+    ("ExpiredToken", AccessDeniedError, f"the credentials {EXPIRED}"),
     ("SlowDown", ThrottledError, "the origin asks for fewer requests"),
     ("IncompleteBody", TruncatedBodyError, "the connection broke off before the whole object had come"),
-    ("InvalidCertificate", SourceError, "the server's certificate is not trusted; install its authority on this node"),
+    ("NotValidForName", SourceError, "the server's certificate is for another name"),
+    ("InvalidCertificate(Expired", SourceError, "the server's certificate has expired"),
+    ("InvalidCertificate", SourceError, f"the server's certificate is not trusted; {_CERTIFICATE_ADVICE}"),
     (
         "Received redirect without LOCATION",
         SourceError,
@@ -75,17 +104,19 @@ _BY_STATUS: Final[dict[int, tuple[type[SourceError], str]]] = {
     404: (ObjectNotFoundError, "does not exist"),
     408: (TransientSourceError, "the server gave up waiting"),
     410: (ObjectNotFoundError, "does not exist any more"),
+    416: (SourceError, "the server has no such part of the object"),
     429: (ThrottledError, "the origin asks for fewer requests"),
     501: (SourceError, "the server does not know this request"),
     503: (ThrottledError, "the origin asks for fewer requests"),
 }
 
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
 _STATUS = re.compile(r"status(?: code)?: (\d{3})\b")
 _ERROR_CODE = re.compile(r"<Code>(\w+)</Code>")
 _SECRET = re.compile(r"(?<=://)[^/@\s\"]*@|\?[^\s\",)]*")
 
 
-def translate(err: BaseException, where: str, *, timeout: float) -> BaseException:
+def translate(err: BaseException, where: str, *, timeout: float, endpoint: str = "") -> BaseException:
     """Return the error that stands for ``err``; the caller raises it ``from cause_of(err)``.
 
     Errors of this package, and what no table may swallow (``KeyboardInterrupt``), come back as they are.
@@ -94,6 +125,7 @@ def translate(err: BaseException, where: str, *, timeout: float) -> BaseExceptio
         err: What obstore raised.
         where: Full URL, without credentials.
         timeout: Seconds that one request may take, for the message.
+        endpoint: Which server is spoken to, for messages about a bucket, a connection or another kind of server.
     """
     if isinstance(err, SourceError) or not _is_foreign(err):
         return err
@@ -101,11 +133,17 @@ def translate(err: BaseException, where: str, *, timeout: float) -> BaseExceptio
     error, reason, status = _classify(err, text)
     if where.startswith("http"):
         reason = reason.replace(_CREDENTIALS_ADVICE, _WEB_ADVICE)
+    if where.startswith("s3://"):
+        reason = reason.replace("REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
     if isinstance(err, store_exceptions.InvalidPathError):
         reason += f": {refused_name(err)}".replace("{", "{{").replace("}", "}}")
     answered = f" (HTTP {status})" if status else ""
     code = _ERROR_CODE.search(text)
     named = f" [{code[1]}]" if code else ""
+    if code and code[1] in _NO_BUCKET:
+        reason = f"the bucket {where.partition('://')[2].partition('/')[0]} does not exist"
+    if endpoint and not issubclass(error, (ThrottledError, TruncatedBodyError)):
+        named += f"; the endpoint is {_SECRET.sub('', endpoint)}"
     return error(f"{where}: {reason.format(timeout=timeout)}{answered}{named}", url=where, status=status)
 
 
@@ -118,6 +156,23 @@ def refused_name(err: BaseException) -> str:
 def _is_foreign(err: BaseException) -> bool:
     # A panic of the native library derives from BaseException; it must not end a thread that fetches.
     return isinstance(err, Exception) or type(err).__module__ == "pyo3_runtime"
+
+
+def is_about_bucket(err: BaseException) -> bool:
+    """Return True for an answer that there is no such bucket or container."""
+    code = _ERROR_CODE.search(str(err))
+    return code is not None and code[1] in _NO_BUCKET
+
+
+def is_another_part(err: BaseException) -> bool:
+    """Return True for an answer to a range request that is not the part: another one, none, or the whole object."""
+    return _is_foreign(err) and any(part in str(err) for part in _ODD_PARTS)
+
+
+def refuses_head(err: BaseException) -> bool:
+    """Return True for an answer to ``HEAD`` after which ``GET`` may still be answered, or that shows no size."""
+    found = _STATUS.search(str(err))
+    return _is_foreign(err) and (NO_LENGTH in str(err) or (found is not None and found[1] in ("403", "405", "501")))
 
 
 def cause_of(err: BaseException) -> BaseException | None:

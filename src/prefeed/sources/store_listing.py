@@ -37,7 +37,7 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.exceptions import BaseError, InvalidPathError
 
-from prefeed.errors import AccessDeniedError, CannotListError, SourceError
+from prefeed.errors import AccessDeniedError, CannotListError, ObjectNotFoundError, SourceError
 from prefeed.sources.answers import version_without_etag
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.plain_s3 import PlainBucket, has_dots, is_odd
@@ -237,6 +237,30 @@ def list_http(
             url=url,
             index=index,
         ) from cause_of(err)
+
+
+def list_index(url: str, index: str, fetch: Callable[[str], bytes], *, left_out: LeftOut) -> Iterator[list[ObjectInfo]]:
+    """Yield the objects of the index file of a root whose URL has a query.
+
+    Args:
+        url: Canonical URL of the root.
+        index: Name of the index file in it.
+        fetch: Returns a file of that name, requested with the query.
+        left_out: Gets what cannot be a sample.
+
+    Raises:
+        CannotListError: The server does not give the file for this query.
+    """
+    try:
+        found = fetch(index)
+    except (ObjectNotFoundError, AccessDeniedError) as err:
+        raise CannotListError(
+            f"{url} cannot be listed: the server gives no {index} for the query of the URL ({err.message}). "
+            "Open an object whose URL is signed with prefeed.open(URL), and warm it with `prefeed warm URL`",
+            url=url,
+            index=index,
+        ) from err
+    yield from parse_index([found], name=f"{url}/{index}", left_out=left_out)
 
 
 def _open_index(store: ObjectStore, index: str, fetch_plainly: Callable[[], bytes]) -> Iterable[bytes] | None:

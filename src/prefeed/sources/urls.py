@@ -18,6 +18,7 @@ from prefeed.sources.packed import PackedSource
 from prefeed.sources.plain_s3 import is_odd
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import BrowsableSource, Source
+from prefeed.sources.signed_urls import query_of
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View, mark_of_directory
 from prefeed.system.machine import OF_PROCESS
@@ -29,6 +30,12 @@ PACK: Final = "pack+"
 
 BLOCKS: Final = "blocks+"
 """Before the scheme of a URL: large objects are runs of blocks; see ``sources.blocks``."""
+
+_SPEAK_S3: Final = {
+    "bos": "https://s3.REGION.bcebos.com", "oss": "https://s3.oss-REGION.aliyuncs.com",
+    "cos": "https://cos.REGION.myqcloud.com", "obs": "https://obs.REGION.myhuaweicloud.com", "minio": "http://HOST:9000",
+}  # fmt: skip
+"""Schemes of other tools for stores that speak S3, and the endpoints of those."""
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -64,6 +71,13 @@ def canonical_url(url_or_path: str | os.PathLike[str]) -> str:
             scheme=scheme,
         )
     if scheme not in OBJECT_STORE_SCHEMES:
+        if scheme in _SPEAK_S3:
+            bucket = f"s3://{without_credentials(text).partition('://')[2]}"
+            raise UnknownSchemeError(
+                f"no source reads {scheme}:// (in {without_credentials(text)}), and its store speaks S3: write {bucket}, and set "
+                f"AWS_ENDPOINT_URL={_SPEAK_S3[scheme]} or name that as endpoint in credentials.json",
+                scheme=scheme,
+            )
         raise UnknownSchemeError(
             f"no source reads {scheme}:// (in {without_credentials(text)}); "
             f"choose a directory or {', '.join(f'{known}://' for known in KNOWN_SCHEMES)}, "
@@ -102,11 +116,11 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the root of one object, its directory as a rule, and the object's path below it.
 
     The names of objects in stores and of files are taken as they are: ``?``, ``#`` and ``%`` are characters like any other.
-    Those of web servers are percent-encoded.
+    Those of web servers are percent-encoded. The query of a web server's URL stays with the root: see ``signed_urls``.
 
     Raises:
-        ConfigError: Another object would be read: the URL of a web server has a query, a fragment or a ``/`` in the name, or that of a
-            store other than S3 has an empty part.
+        ConfigError: Another object would be read: the URL of a web server has a fragment, a query without ``=`` or a ``/`` in the name,
+            or that of a store other than S3 has an empty part.
         UnknownSchemeError: No source reads this scheme.
     """
     text = os.fspath(url_or_path)
@@ -115,10 +129,17 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
     if scheme not in OBJECT_STORE_SCHEMES:
         root, _, name = canonical_url(text).rpartition("/")
         return root or "/", name
-    if scheme in _DEFAULT_PORTS and re.search(r"[?#]", text):
-        raise ConfigError(
-            f"{without_credentials(text)} has a query or a fragment, and neither is sent; write %3F and %23 for ? and # in a name"
-        )
+    query = query_of(text)
+    if scheme in _DEFAULT_PORTS:
+        if "#" in text:
+            raise ConfigError(
+                f"{without_credentials(text)} has a fragment, which is not sent; write %23 for # in a name"
+            )
+        if query and "=" not in query:
+            raise ConfigError(
+                f"{without_credentials(text)} has a ? without a parameter; write %3F for ? in a name, ?NAME= for a query"
+            )
+        text = text.partition("?")[0]
     place, slash, path = text[text.index("://") + 3 :].partition("/")
     path = path.rstrip("/")
     directory, _, name = path.rpartition("/")
@@ -137,7 +158,7 @@ def split_object(url_or_path: str | os.PathLike[str]) -> tuple[str, str]:
         directory, name = "", path
     root = f"{scheme}://{place}/{directory}".rstrip("/")
     canonical_url(root)
-    return root, unquote(name, errors="surrogateescape") if is_web else name
+    return root + query, unquote(name, errors="surrogateescape") if is_web else name
 
 
 def without_credentials(url: str) -> str:
@@ -192,7 +213,8 @@ def open_source(
 ) -> Source:
     """Return the source that reads ``url``; nothing is requested and no native handle opened yet.
 
-    A user and password in an ``http(s)://`` URL are sent as basic authentication and appear nowhere else.
+    A user and password in an ``http(s)://`` URL are sent as basic authentication, a query with each request; neither appears
+    anywhere else.
 
     Args:
         url: Root.
@@ -252,7 +274,7 @@ def open_plain_source(
     # Imported here so that readers of local files do not load the object-store library.
     from prefeed.sources.objectstore import ObjectStoreSource  # noqa: PLC0415
 
-    return ObjectStoreSource(root, config, authorization=_basic_authorization(url), access=access)
+    return ObjectStoreSource(root, config, authorization=_basic_authorization(url), query=query_of(url), access=access)
 
 
 def listing_mark(source: Source) -> str:

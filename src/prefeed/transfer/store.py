@@ -18,7 +18,7 @@ from prefeed.prefetching import BackgroundGenerator
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.plain_s3 import is_odd
 from prefeed.sources.protocol import RangeSource
-from prefeed.sources.store_errors import cause_of, translate
+from prefeed.sources.store_errors import cause_of
 from prefeed.sources.store_listing import modified_of, version_of
 from prefeed.transfer.engine import Body
 from prefeed.transfer.entries import Entry, is_same_in_store, md5_of, why_unsafe
@@ -164,7 +164,7 @@ class StorePlace:
         try:
             return act(self._open_client())
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
-            raise translate(err, where, timeout=self._config.request_timeout) from cause_of(err)
+            raise self._source.translated(err, where) from cause_of(err)
 
     def locate(self, path: str) -> str:
         """Return the full URL of an object."""
@@ -189,7 +189,7 @@ class StorePlace:
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
-            raise translate(err, self.url, timeout=self._config.request_timeout) from cause_of(err)
+            raise self._source.translated(err, self.url) from cause_of(err)
 
 
 def _entry(meta: ObjectMeta, path: str) -> Entry:

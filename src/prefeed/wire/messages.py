@@ -124,6 +124,7 @@ class ObjectAsked(Message, frozen=True):
     size_bytes: int
     version: str
     modified_seconds: int
+    sends_parts: bool
 
 
 class Listing(Message, frozen=True):

@@ -14,7 +14,7 @@ from prefeed.jobs.spec import parse_spec, resolve_job
 from prefeed.sampleset import records as records_of_sets
 from prefeed.sampleset.records import is_worked_at
 from prefeed.sources.credentials import write_credentials
-from prefeed.sources.objectstore import endpoint_of
+from prefeed.sources.store_access import endpoint_of
 from prefeed.system.machine import Process
 from prefeed.transfer.mounted import MountRecord
 from sandbox import Sandbox

@@ -462,6 +462,15 @@ def test_into_and_from_a_bucket(tmp_path: Path, layout: str, bucket: Any) -> Non
         packed(tmp_path / "src", f"{bucket.url}/src", layout)
 
 
+def test_a_bucket_that_does_not_exist(tmp_path: Path, bucket: Any) -> None:
+    """Found before anything is packed, whether it is read from or written into; the message names the server that was asked."""
+    make_files(tmp_path / "src")
+    for source, out in ((tmp_path / "src", "s3://none/out"), ("s3://none/src", tmp_path / "out")):
+        with pytest.raises(ObjectNotFoundError, match=r"the bucket none does not exist .*the endpoint is http://127"):
+            packed(source, out, "lmdb")
+    assert not list((current().home / "packing").glob("*/*.mdb"))
+
+
 def test_a_pack_in_a_bucket_continues(tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     files = make_files(tmp_path / "src")
     real = Journal.add

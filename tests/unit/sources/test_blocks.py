@@ -78,7 +78,7 @@ def test_an_object_has_this_number_of_entries(size: int, version: str, count: in
 
 def test_the_name_of_a_block_says_which_bytes_and_which_version() -> None:
     entry = entry_of(info("d/x", 2 * BLOCK + 7), 2, BLOCK)
-    assert parse_block(entry.path) == Block("d/x", 2 * BLOCK, 7, version_hash("v1"))
+    assert parse_block(entry.path) == Block("d/x", 2 * BLOCK, 7, version_hash("v1"), 2 * BLOCK + 7)
     assert parse_block("d/x") is None
     assert parse_block("d/x\0other") is None
 
@@ -169,7 +169,7 @@ def test_a_changed_object_is_an_error(root: Path, source: BlockSource) -> None:
 
 def test_a_block_behind_the_end_is_an_error(source: BlockSource) -> None:
     now = source.info("big")
-    beyond = Block("big", 2 * BLOCK, 8, version_hash(now.version))
+    beyond = Block("big", 2 * BLOCK, 8, version_hash(now.version), now.size_bytes)
     with pytest.raises(TruncatedBodyError, match="ends early"):
         source.fetch_part(beyond)
 

@@ -9,7 +9,7 @@ import pytest
 
 import servers
 from prefeed.config import Config
-from prefeed.sources import objectstore
+from prefeed.sources import store_clients
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.store_access import StoreAccess
 
@@ -44,4 +44,4 @@ def test_sources_that_are_reached_alike_share_a_client(
     assert bytes(one.fetch("x.bin").data) == b"x" * 1000
     for each in (one, moved, *others):
         each.close()
-    assert not objectstore._shared
+    assert not store_clients._shared

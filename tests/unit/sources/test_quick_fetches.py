@@ -6,22 +6,15 @@ import errno
 import gzip
 import mmap
 import socket
-import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import servers
 from prefeed.sources.quick_fetches import (
@@ -401,25 +394,7 @@ def test_compressed_is_not_what_was_listed(client: Client, server: servers.FileS
 @pytest.fixture
 def encrypted(server: servers.FileServer, tmp_path: Path) -> str:
     """Let the server speak TLS; return the file of its certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    trusted, secret = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    trusted.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(trusted, secret)
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    return str(trusted)
+    return servers.encrypt(server, tmp_path)
 
 
 def test_objects_over_tls(server: servers.FileServer, encrypted: str, monkeypatch: pytest.MonkeyPatch) -> None:

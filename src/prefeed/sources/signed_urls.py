@@ -1,0 +1,67 @@
+"""Queries of web servers' URLs: presigned URLs of S3 and Google, Azure's SAS, signed cookies of CDNs in a query.
+
+A query is sent with each request and kept in memory only, as a password is. Parameters that sign the request are no part of an object's
+identity, so that another signature for the same object is a hit. All other parameters name the object, as ``?id=5`` does.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Final
+from urllib.parse import parse_qsl, quote
+
+_WEB: Final = re.compile(r"(?:pack\+|blocks\+)?https?://[^?#]*(\?[^#]*)?", re.IGNORECASE)
+_SAFE: Final = "?%/:@!$&'()*+,;=~-._|"
+
+_SIGNS: Final = re.compile(
+    r"x-(?:amz|goog|oss|obs|cos|tos|bce)-.+|x-id|response-.+|q-.+"  # q-: Tencent; response-: headers of the answer
+    r"|(?:aws|google|oss|obs)?access(?:key)?id|signature|sig|expires|expiry|expiration|exp|policy|key-pair-id|security-token"
+    r"|token|access_token|auth|authorization|api_?key|hmac|md5|hdnts|hdnea|verify",
+    re.IGNORECASE,
+)
+_SIGNS_OF_AZURE: Final = frozenset({
+    "sv", "ss", "srt", "sr", "sp", "st", "se", "spr", "sip", "si", "sdd", "ses", "skoid", "sktid", "skt", "ske", "sks", "skv",
+    "saoid", "suoid", "scid", "rscc", "rscd", "rsce", "rscl", "rsct",
+})  # fmt: skip
+"""Names that sign only next to ``sig``."""
+
+_COMPACT: Final = "%Y%m%dT%H%M%SZ"
+_LEAST_EPOCH: Final = 10**9
+
+
+def query_of(url: str) -> str:
+    """Return the query of a web server's URL, with its ``?`` and as it is sent; empty for other URLs."""
+    found = _WEB.match(url)
+    query = found[1] if found is not None else ""
+    return quote(query, safe=_SAFE) if query and query != "?" else ""
+
+
+def named_by(query: str) -> str:
+    """Return a hash of the parameters that name the object, whatever signs the request; empty without any."""
+    given = parse_qsl(query.removeprefix("?"), keep_blank_values=True)
+    is_of_azure = any(name.lower() == "sig" for name, _ in given)
+    rest = sorted(
+        (name, value)
+        for name, value in given
+        if not _SIGNS.fullmatch(name) and not (is_of_azure and name.lower() in _SIGNS_OF_AZURE)
+    )
+    return sha256(repr(rest).encode()).hexdigest()[:16] if rest else ""
+
+
+def expiry_of(query: str) -> datetime | None:
+    """Return when the signature expires; None when the query does not show it."""
+    given = {name.lower(): value for name, value in parse_qsl(query.removeprefix("?"))}
+    try:
+        for store in ("amz", "goog", "oss", "tos"):
+            if (begins := given.get(f"x-{store}-date")) and (seconds := given.get(f"x-{store}-expires")):
+                began = datetime.strptime(begins, _COMPACT).replace(tzinfo=UTC)
+                return datetime.fromtimestamp(began.timestamp() + int(seconds), UTC)
+        if "sig" in given and "se" in given:
+            ends = datetime.fromisoformat(given["se"])
+            return ends if ends.tzinfo is not None else ends.replace(tzinfo=UTC)
+        at = int(given.get("expires") or given.get("exp") or 0)
+        return datetime.fromtimestamp(at, UTC) if at >= _LEAST_EPOCH else None
+    except (ValueError, OverflowError, OSError):
+        return None
