@@ -11,6 +11,7 @@ from prefeed import old_names
 from prefeed.cli.failure import EXIT_CODES
 from prefeed.cli.main import COMMANDS, FROM_BENCH, SECTIONS, TRY
 from prefeed.config import SETTINGS, resolve
+from prefeed.sources.store_access import BEARER_TOKENS
 from prefeed_bench.cases.stage_hit import VARIABLE as INTERPRETER
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -48,7 +49,10 @@ def test_variables_anywhere_in_the_docs_exist() -> None:
     pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"\bPREFEED_[A-Z_]+[A-Z]\b", page.read_text())}
 
-    assert named <= {f"PREFEED_{name.upper()}" for name in (*SETTINGS, *old_names.SETTINGS)} | {INTERPRETER}
+    assert named <= {f"PREFEED_{name.upper()}" for name in (*SETTINGS, *old_names.SETTINGS)} | {
+        INTERPRETER,
+        BEARER_TOKENS,
+    }
 
 
 # ---------------------------------------------------------------- commands
