@@ -65,8 +65,13 @@ def statistics(*, config: Config | None = None) -> Statistics:
             counts = node.statistics()
     except ServerUnavailableError:
         counts = Statistics()
-    origins = summed(counts.origins, (epoch.reads for epoch in untold if epoch.reads is not None))
-    return replace(counts, epochs=(*counts.epochs, *untold), origins=origins)
+    reads = [epoch.reads for epoch in untold if epoch.reads is not None]
+    return replace(
+        counts,
+        epochs=(*counts.epochs, *untold),
+        direct_reads=counts.direct_reads + sum(one.files for one in reads),
+        origins=summed(counts.origins, reads),
+    )
 
 
 def _locate(url: str, config: Config) -> tuple[NodeDataset, int] | None:

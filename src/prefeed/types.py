@@ -214,7 +214,7 @@ class ReadCounts:
         hits: Reads that found their object in a tier.
         late: Reads that came while the object was being fetched ahead.
         misses: Reads of an object that was not requested ahead of time.
-        direct_reads: Reads that bypassed the server (no server, no room).
+        direct_reads: Reads that bypassed the server: no server, no room, or in place (of these, about so many).
         best_hit_ratio: The most that any policy could reach with this budget, for what is read now or was last; 1.0 when all
             fits; None before the first plan.
     """
@@ -241,7 +241,8 @@ class Statistics(ReadCounts):
     """Counts since the server started; a snapshot.
 
     Attributes:
-        hits, late, misses, direct_reads, best_hit_ratio: As in ``ReadCounts``, of all loaders.
+        hits, late, misses, direct_reads, best_hit_ratio: As in ``ReadCounts``, of all loaders. Reads in place are counted when their
+            epoch has ended.
         hit_bytes: Bytes of the hits: of whole objects, and of the parts that were read of large ones.
         origin_requests: Requests that the server made to origins, retries included.
         origin_bytes: Bytes that came back.

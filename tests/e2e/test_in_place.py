@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -164,17 +165,16 @@ def test_slow_storage_is_joined_in_the_middle_of_the_epoch(
     # Batches that workers had made before are the only others.
     batches_ahead = 1 + 2 * workers["num_workers"]
     least = NUM_SAMPLES - (batches_ahead + workers["num_workers"]) * BATCH_SIZE
-    assert wait_until(lambda: num_reads() >= least, timeout_seconds=60)
-    assert wait_until(lambda: num_reads() <= NUM_SAMPLES, timeout_seconds=1)
+    assert wait_until(lambda: num_reads() == NUM_SAMPLES, timeout_seconds=60)
     with NodeClient.connect(resolve(), autostart=False) as node:
         (reads,) = node.statistics().origins
     assert (reads.in_place, reads.why) == (False, "storage is slow")
     assert reads.open_seconds is not None
     assert 0 < reads.samples <= NUM_SAMPLES - least
-    before = num_reads()
     assert list(ours) == list(truth)
     assert has_joined(ours)
-    assert wait_until(lambda: num_reads() == before + NUM_SAMPLES, timeout_seconds=60)
+    assert wait_until(lambda: num_reads() == 2 * NUM_SAMPLES, timeout_seconds=60)
+    assert prefeed.statistics().direct_reads >= reads.samples
 
 
 @workers
@@ -202,7 +202,7 @@ def test_the_loop_does_not_wait_for_a_server(root: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PREFEED_READ_IN_PLACE", "0")
     ours, truth = loader_of(Hashed(root, NUM_SAMPLES)), truth_of(Hashed(root, NUM_SAMPLES))
     assert epoch(ours, until_joined_after=1) == list(truth)
-    assert wait_until(lambda: num_reads() == NUM_SAMPLES - BATCH_SIZE, timeout_seconds=60)
+    assert wait_until(lambda: num_reads() == NUM_SAMPLES, timeout_seconds=60)
     assert list(ours) == list(truth)
 
 
@@ -307,9 +307,14 @@ def test_a_server_that_cannot_be_had(
 
 @workers
 def test_the_server_is_killed_after_the_loader_has_joined(
-    root: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]
+    root: Path,
+    sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(in_place, "QUICK_NS", ALWAYS_SLOW)
+    caplog.set_level(logging.INFO, logger="prefeed")
     ours, truth = loader_of(Hashed(root, NUM_SAMPLES), **workers), truth_of(Hashed(root, NUM_SAMPLES), **workers)
     batches, expected = iter(ours), list(truth)
     seen = [next(batches)]
@@ -319,6 +324,8 @@ def test_the_server_is_killed_after_the_loader_has_joined(
         os.kill(pid, signal.SIGKILL)
     assert seen + list(batches) == expected
     assert epoch(ours, until_joined_after=1) == list(truth)  # another server
+    lines = [one.getMessage() for one in caplog.records if "spent waiting for data" in one.getMessage()]
+    assert [re.findall(r"hit ratio [\d.]+ of (\d+) reads", line) for line in lines] == [[str(NUM_SAMPLES)]] * 2
 
 
 def test_a_file_that_is_written_is_read_as_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,8 @@ class ObjectReader:
         self._unreported_bytes = 0
         self._unread_bytes = 0  # of these, what was lent and not read
         self._reported_at = 0.0
-        self._counted_hits = self._counted_bytes = 0  # of those that are not reported yet
+        self._counted_hits = self._counted_direct = self._counted_bytes = 0  # of those that are not reported yet
+        self._untaken = [0, 0]  # hits and other reads, see take_counts
         self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
         self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
         self._of_threads: IdleReaders[ObjectReader] = IdleReaders()
@@ -301,14 +302,22 @@ class ObjectReader:
 
     def tell_program(self) -> None:
         """Reads so far are counted for the program's last line; each report does this first. Cheap, and never waits."""
-        if not program.is_counting():
-            return
         hits, self._counted_hits = self._hits - self._counted_hits, self._hits
+        direct, self._counted_direct = self._direct_reads - self._counted_direct, self._direct_reads
+        self._untaken[0] += hits
+        self._untaken[1] += self._from_origin + direct
         num_bytes = self._unreported_bytes - self._unread_bytes - self._counted_bytes
         self._counted_bytes, self._unread_bytes = self._unreported_bytes, 0
         late, late_bytes = self._from_origin, self._from_origin_bytes
         self._from_origin = self._from_origin_bytes = 0
         program.add(program.READS, hits, num_bytes - late_bytes, *((late, late_bytes) if late else ()))
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return the numbers of reads since the last call: hits, and all others. No server is needed for this."""
+        self.tell_program()
+        hits, others = self._untaken
+        self._untaken = [0, 0]
+        return hits, others
 
     def report(self) -> None:
         """Tell the server what was consumed since the last report; while there is none, counts wait for the next."""
@@ -337,7 +346,8 @@ class ObjectReader:
         self._unreported_bytes = self._unread_bytes = self._counted_bytes = 0
         self._reported_at = time.monotonic()
         if self._send(message):
-            self._hits = self._direct_reads = self._in_own_threads = self._counted_hits = self._hit_bytes = 0
+            self._hits = self._direct_reads = self._in_own_threads = self._hit_bytes = 0
+            self._counted_hits = self._counted_direct = 0
 
     def close(self) -> None:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
@@ -584,10 +594,11 @@ class ObjectReader:
         del self._consumed[:]
         del self._opened[:]
         self._lent.clear()
-        self._hits = self._direct_reads = self._in_own_threads = self._unreported_bytes = self._unread_bytes = (
-            self._hit_bytes
-        ) = 0
-        self._counted_hits = self._counted_bytes = self._from_origin = self._from_origin_bytes = 0
+        self._hits = self._direct_reads = self._in_own_threads = 0
+        self._unreported_bytes = self._unread_bytes = self._hit_bytes = 0
+        self._counted_hits = self._counted_direct = self._counted_bytes = 0
+        self._from_origin = self._from_origin_bytes = 0
+        self._untaken = [0, 0]
 
 
 def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:

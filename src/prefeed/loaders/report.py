@@ -179,9 +179,14 @@ class LoaderReport:
         if counts is not None:
             reads = _since(counts, self._at_epoch)
             self._at_epoch = counts
-            text += f"; hit ratio {reads.hits / reads.reads:.3f} of {reads.reads} reads" if reads.reads else _NO_READS
-            if reads.reads and counts.best_hit_ratio is not None:
-                text += f", best possible without reading ahead {counts.best_hit_ratio:.3f}"
+            if not reads.reads:
+                text += _NO_READS
+            elif reads.direct_reads == reads.reads:
+                text += f"; none of {reads.reads} reads went through the cache"
+            else:
+                text += f"; hit ratio {reads.hits / reads.reads:.3f} of {reads.reads} reads"
+                if counts.best_hit_ratio is not None:
+                    text += f", best possible without reading ahead {counts.best_hit_ratio:.3f}"
         _log.info("%s", text)
 
     def _begin(self, num_batches: int | None, now: float) -> None:
@@ -200,8 +205,8 @@ class LoaderReport:
 
     def _say_rates(self) -> None:
         counts = self._counts()
-        if counts is None:
-            return
+        if counts is None or (counts.best_hit_ratio is None and counts.direct_reads == counts.reads):
+            return  # no server was asked for any of them
         cycle, self._at_line = _since(counts, self._at_line), counts
         _log.info("prefeed: %s last_cycle_metrics:([%s]) sum_metrics:([%s])", self._name, rates(cycle), rates(counts))
 

@@ -191,6 +191,7 @@ class Observer:
         failed = {"stage-audit-failed": caches.audits_failed} if caches.audits_failed else {}
         return replace(
             found,
+            direct_reads=found.direct_reads + sum(reads.files for reads in self.epochs.origins),
             errors={**found.errors, **failed},
             sessions=caches,
             epochs=self.epochs.last,

@@ -42,7 +42,7 @@ from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
 from prefeed.torch.samples import Staged
 from prefeed.torch.serving import Served
-from prefeed.types import OriginReads
+from prefeed.types import OriginReads, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
@@ -80,6 +80,8 @@ class Attachment(Reported):
         self._place_said = ""
         self._is_unserved = False  # the epoch was in place so far
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
+        self._reads_before = ReadCounts()  # of stand-ins that were replaced, and of epochs in place that are over
+        self._told_in_place = (0, 0, 0)  # samples, files, bytes of this epoch; negative: of earlier ones that were not told
         self.position: Position = Position()
         self.turn: int = 0  # of the iterator that was made last: an older one is not counted any more
 
@@ -201,12 +203,34 @@ class Attachment(Reported):
             shown_as(loader).serve(view, served)
         return view
 
+    def read_counts(self) -> ReadCounts | None:
+        """Return how the loader's reads went so far, by the counts of its own processes: those of a killed server are lost.
+
+        A read in place is a direct one. The server tells the best possible ratio. None while nothing stands in for the dataset.
+        """
+        known = super().read_counts()
+        best = None if known is None else known.best_hit_ratio
+        return None if self.stand_in is None else replace(self._reads_so_far(), best_hit_ratio=best)
+
+    def _reads_so_far(self) -> ReadCounts:
+        before, stand_in, place = self._reads_before, self.stand_in, self._place
+        hits, others = (0, 0) if stand_in is None else stand_in.shared.num_reads()
+        in_place = 0 if place is None else place.in_place()[1]
+        return ReadCounts(
+            hits=before.hits + hits, misses=before.misses + others, direct_reads=before.direct_reads + in_place
+        )
+
     def reads_of_epoch(self) -> OriginReads | None:
-        """Return how the samples of the epoch were read; None where that is not known."""
+        """Return how the samples of the epoch were read, without those that were returned before; None where that is not known."""
         place, consumer = self._place, self._consumer
         if place is None:
             return super().reads_of_epoch()
-        return place.reads(question_seconds=None if consumer is None else consumer.question_seconds)
+        reads = place.reads(question_seconds=None if consumer is None else consumer.question_seconds)
+        samples, files, num_bytes = self._told_in_place
+        self._told_in_place = reads.samples, reads.files, reads.bytes  # an iterator may go on to another epoch
+        return replace(
+            reads, samples=reads.samples - samples, files=max(0, reads.files - files), bytes=max(0, reads.bytes - num_bytes)
+        )
 
     def config_in_place(self) -> Config | None:
         """Return the settings of the node whose server may hear that the epoch was read in place; None: it was not."""
@@ -329,6 +353,7 @@ class Attachment(Reported):
 
     def _give_up(self, refusal: Refusal) -> None:
         """Let the loader go, and say why."""
+        self._reads_before = self._reads_so_far()
         with self._changing:
             self._let_go()
             self.served = self.planned = self._rings = self._place = None
@@ -368,6 +393,7 @@ class Attachment(Reported):
             return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
         opening = access_of(loader.dataset, config, explicit=self.explicit)
         if _may_begin_in_place(loader, opening, config):
+            self._reads_before = self._reads_so_far()
             with self._changing:
                 self._let_go()
                 self._consumer = self.served = None
@@ -384,9 +410,10 @@ class Attachment(Reported):
         except BaseException:
             node.close()
             raise
+        self._reads_before = self._reads_so_far()
         with self._changing:
             self._let_go()
-            self._place, self._consumer = None, Consumer(node, access.dataset)
+            self._place, self._consumer, self.served = None, Consumer(node, access.dataset), None
         self._set_up(loader, access, self._consumer, config)
         self.served = Served(loader.dataset, access, self._consumer.number)
         if self.served.writes is not None:
@@ -417,6 +444,10 @@ class Attachment(Reported):
         """Another epoch begins: in place, or through the server that the loader has joined before."""
         self._count_unserved(place)
         place.epoch_ended()
+        samples, files, num_bytes = place.in_place()
+        self._reads_before = replace(self._reads_before, direct_reads=self._reads_before.direct_reads + files)
+        told = self._told_in_place  # less than all of an epoch that the loop has left
+        self._told_in_place = told[0] - samples, told[1] - files, told[2] - num_bytes
         assert self.planned is not None
         with self._changing:
             consumer = self._consumer

@@ -143,6 +143,11 @@ class Place:
             return FEW_FILES if num_measured else NO_FILES
         return QUICK
 
+    def in_place(self) -> tuple[int, int, int]:
+        """Return samples of this epoch that were read in place, and about how many files these opened, of how many bytes."""
+        num_samples, num_files, num_bytes = self.state.in_place()
+        return num_samples, num_samples if self.opening.is_of_prefeed else num_files, num_bytes
+
     def reads(self, *, question_seconds: float | None) -> OriginReads:
         """Return how the samples of this epoch were read so far.
 
@@ -150,7 +155,7 @@ class Place:
             question_seconds: How long the server let a question wait; None: it was asked none.
         """
         waited_seconds, num_reads = self.state.waited()
-        num_samples, num_files, num_bytes = self.state.in_place()
+        num_samples, num_files, num_bytes = self.in_place()
         is_slow = self._measures and self.state.storage() is Storage.SLOW
         return OriginReads(
             origin=self._place_of_files(),

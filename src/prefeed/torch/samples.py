@@ -79,6 +79,8 @@ class _Asking:
 
 
 _COST_ROWS: Final = 64
+_NUM_COLUMNS: Final = NUM_COSTS + 2
+"""Of a row: what parts of files cost, the number of hits, and that of other reads."""
 
 _BEFORE_QUEUES_ARE_JOINED: Final = -4
 """``multiprocessing.Queue`` joins its thread at -5."""
@@ -114,14 +116,14 @@ def shared_tensor(length: int, dtype: torch.dtype, *, is_shared: bool = True) ->
 
 
 class SharedState:
-    """What the processes of a loader tell each other: which epoch it is, what parts of files cost, and whether that is too much.
+    """What the processes of a loader tell each other: which epoch it is, how reads went, what parts of files cost, and whether that is too much.
 
     **Threads and processes**: goes to workers however they are started, where it is the same memory. Each worker has a row of its own.
     """
 
     def __init__(self, *, is_shared: bool = True) -> None:
-        memory = shared_tensor((_COST_ROWS + 1) * NUM_COSTS, torch.float64, is_shared=is_shared)
-        self._memory = memory.reshape(-1, NUM_COSTS)
+        memory = shared_tensor((_COST_ROWS + 1) * _NUM_COLUMNS, torch.float64, is_shared=is_shared)
+        self._memory = memory.reshape(-1, _NUM_COLUMNS)
         self._was_slower = False
 
     @property
@@ -141,12 +143,21 @@ class SharedState:
     def add(self, costs: PartCosts) -> None:
         """Count what a batch cost."""
         if costs.opens or costs.others:
-            info = torch_worker._worker_info
-            self._rows[0 if info is None else info.id % _COST_ROWS] += astuple(costs)
+            self._row[:NUM_COSTS] += astuple(costs)
+
+    def count_reads(self, hits: int, others: int) -> None:
+        """Count reads of this process; the server also counts them, until it is killed."""
+        if hits or others:
+            self._row[NUM_COSTS:] += hits, others
+
+    def num_reads(self) -> tuple[int, int]:
+        """Return how many reads of all processes were hits, and how many were not."""
+        hits, others = self._rows[:_COST_ROWS, NUM_COSTS:].sum(axis=0).tolist()
+        return int(hits), int(others)
 
     def why_slower(self) -> str:
         """Return why the files are better read where they lie, as the epoch showed; "" when they are not."""
-        rows = self._rows[:_COST_ROWS]
+        rows = self._rows[:_COST_ROWS, :NUM_COSTS]
         costs = PartCosts(*rows.sum(axis=0).tolist())
         if not costs.is_enough:
             return ""
@@ -157,8 +168,14 @@ class SharedState:
         return why
 
     @property
+    def _row(self) -> npt.NDArray[np.float64]:
+        """The row of this process, shape (_NUM_COLUMNS,)."""
+        info = torch_worker._worker_info
+        return self._rows[0 if info is None else info.id % _COST_ROWS]
+
+    @property
     def _rows(self) -> npt.NDArray[np.float64]:
-        """The memory, shape (_COST_ROWS + 1, NUM_COSTS); numpy's arrays know of no device and no mode of torch's."""
+        """The memory, shape (_COST_ROWS + 1, _NUM_COLUMNS); numpy's arrays know of no device and no mode of torch's."""
         rows: npt.NDArray[np.float64] = self._memory.numpy()
         return rows
 

@@ -36,7 +36,7 @@ class Served(StandIn):
         inner: The user's dataset.
         access: Its access map.
         consumer: Whose plan the reads belong to.
-        shared: What the loader's processes tell each other, of a dataset whose files are opened by path; made when not given.
+        shared: What the loader's processes tell each other; made when not given.
 
     **Threads and processes**: made in the main process, used in workers: forked, spawned or served.
     """
@@ -50,21 +50,23 @@ class Served(StandIn):
         written = written_files(access.dataset)
         self.writes: Writes | None = None if written is None else Writes(access.dataset, written)
         self._epoch = 0
-        self._shared: SharedState | None = None
+        self.shared: SharedState = shared or SharedState()
         if access.dataset.manifest.grows:
             self._files = SampleFiles(self.reader, access, Roots.of(access.dataset.config), written)
-            self._shared = shared or SharedState()
 
     def __len__(self) -> int:
         return len(self.inner)
 
     def __getitem__(self, index: Any) -> Any:
-        with self._reading(), self._making(index):
-            return self.inner[index]
+        try:
+            with self._reading(), self._making(index):
+                return self.inner[index]
+        finally:
+            self.shared.count_reads(*self.reader.take_counts())
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them, and tell the server that they are read."""
-        if self._shared is not None and self._shared.is_over:
+        if self.shared.is_over:
             return _as_torch(self.inner, indices)
         self._access.refresh()
         try:
@@ -100,8 +102,9 @@ class Served(StandIn):
     def batch_made(self) -> None:
         """A batch ends: the server hears what was read of it, and the loader what that cost."""
         self.reader.report()
-        if self._files is not None and self._shared is not None:
-            self._shared.add(self._files.costs.take())
+        self.shared.count_reads(*self.reader.take_counts())
+        if self._files is not None:
+            self.shared.add(self._files.costs.take())
 
     def begin_process(self) -> None:
         """This is a process of the loader from now on: it tells what it writes, and reports when it ends."""
@@ -116,9 +119,7 @@ class Served(StandIn):
         access, learned = self._access, self._access.learned
         if learned is not None:
             access = replace(access, learned=LearnedMap.open(learned.directory, learned.num_samples))
-        served = Served(self.inner, access, self.reader.consumer)
-        served._shared = self._shared
-        return served
+        return Served(self.inner, access, self.reader.consumer, shared=self.shared)
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
@@ -150,18 +151,17 @@ class Served(StandIn):
 
         From then on all workers read them there.
         """
-        return "" if self._shared is None else self._shared.why_slower()
+        return self.shared.why_slower()
 
     def epoch_begins(self) -> None:
         """Workers that were kept hear of it, too."""
-        if self._shared is not None:
-            self._shared.epoch_begins()
+        self.shared.epoch_begins()
 
     def _reading(self) -> AbstractContextManager[None]:
         if self._files is None:
             return serving(self.reader)
-        if self._shared is not None and self._epoch != self._shared.epoch:
-            self._epoch = self._shared.epoch
+        if self._epoch != self.shared.epoch:
+            self._epoch = self.shared.epoch
             self._files.epoch_begins()
         return reads_from(self._files)
 
@@ -192,7 +192,7 @@ class ServedItems(Served):
             self._access.refresh()
             with self._reading(), ExitStack() as self._made:
                 batch = next(batches, _END)
-            self.reader.report()
+            self.batch_made()
             if batch is _END:
                 return
             yield batch

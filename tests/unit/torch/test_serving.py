@@ -78,6 +78,9 @@ class Cache:
     def report(self) -> None:
         self.told.append("report")
 
+    def take_counts(self) -> tuple[int, int]:
+        return 0, 0
+
     def close(self) -> None:
         self.told.append("close")
 
@@ -122,7 +125,7 @@ def served(inner: Any, paths: list[Path], cache: Any, *, files: bool = True, **c
         _access=access,
         _files=SampleFiles(cache, access, roots) if files else None,
         _epoch=0,
-        _shared=SharedState() if files else None,
+        shared=SharedState(),
     )
     return made
 
@@ -283,7 +286,7 @@ def test_files_that_are_better_read_where_they_lie(paths: list[Path], sandbox: S
     made = served(Files(paths, read), paths, cache)
     assert made.why_slower() == ""
     slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
-    process = torch.multiprocessing.get_context(method).Process(target=SharedState.add, args=(made._shared, slower))
+    process = torch.multiprocessing.get_context(method).Process(target=SharedState.add, args=(made.shared, slower))
     process.start()
     process.join()
     assert made.__getitems__([2, 0]) == [CACHED, CACHED]
@@ -301,7 +304,7 @@ def test_what_the_loop_is_inside_of_changes_nothing(paths: list[Path], inside: A
         assert made.__getitems__([0]) == [CACHED]
     made.epoch_begins()
     slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
-    made._shared.add(slower)
+    made.shared.add(slower)
     assert made.__getitems__([0]) == [CACHED]
     assert made.why_slower()
     assert made.__getitems__([0]) == [b"on disk 0"]
