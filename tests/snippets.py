@@ -11,11 +11,12 @@ NOT_RUN = re.compile(r"\s*# not run\b")
 
 @dataclass(frozen=True)
 class Page:
-    """Blocks that are run, one after another in one namespace, and how many are not."""
+    """Blocks that are run, one after another in one namespace, how many are not, and what was printed."""
 
     script: str
     num_run: int
     num_not_run: int
+    printed: str = ""
 
 
 def read_page(path: Path, *, first_line: str = "") -> Page:

@@ -62,6 +62,7 @@ PROGRAMS: Final[dict[str, tuple[str, ...]]] = {
     **{f"{EXAMPLES}/{path.name}": _WITH_TORCH for path in EXAMPLES.glob("*.py")},
     "-m e2e.home_node": _WITH_TORCH,
     f"{TESTS}/docs/run_page.py": _WITH_TORCH,
+    "-m docs.run_page": (*_WITH_TORCH, "accelerate", "lightning"),
     f"{TESTS}/process/trainer.py": _WITH_TORCH,
     f"{TESTS}/process/view_job.py": _WITH_TORCH,
 }

@@ -1,16 +1,17 @@
-"""The Python on README.md and on the pages of the documentation works as it stands there.
+"""The Python on README.md and on the pages of the documentation works as it stands there, with the settings that users have.
 
+Each page is run twice in the same directory, on a local disk; those that depend on how quick storage is are also run on a slow mount.
 Recipes of frameworks that are not installed with prefeed's tests are run by ``make test-programs`` and ``make test-frameworks``.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import prefeed
-from leaks import wait_until
 from pages import ROOT, run_page
 from snippets import read_page
 
@@ -28,17 +29,42 @@ PAGES = sorted(
 )
 
 
+@pytest.fixture(autouse=True)
+def _settings_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFEED_READ_IN_PLACE", raising=False)
+    monkeypatch.delenv("PREFEED_START_AHEAD", raising=False)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_python_blocks_run(path: Path, tmp_path: Path, record_property) -> None:
-    page = run_page(path, tmp_path)
+    page = run_page(path, tmp_path, times=2)
     record_property("num_not_run", page.num_not_run)
 
 
-@pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)
-def test_recipes_are_served(path: Path, tmp_path: Path) -> None:
-    page = run_page(path, tmp_path)
+@pytest.mark.parametrize("name", ["zero-code", "files"])
+def test_guides_on_slow_storage(name: str, tmp_path: Path) -> None:
+    run_page(DOCS / "guide" / f"{name}.md", tmp_path, is_slow=True)
 
-    assert not page.num_run or wait_until(lambda: prefeed.statistics().reads >= 24, timeout_seconds=60)
+
+@pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)
+def test_recipes_on_a_local_disk(path: Path, tmp_path: Path) -> None:
+    """Nothing is cached, and the log says so, as the page does."""
+    page = run_page(path, tmp_path, times=2)
+
+    assert prefeed.statistics().hits == 0
+    if "prefeed.auto" in page.script:
+        assert page.printed.count("do not lie on a network file system") == 2
+    assert not page.num_run or "On a local disk nothing is cached" in path.read_text()
+
+
+@pytest.mark.parametrize("path", [path for path in HERE if read_page(path).num_run], ids=lambda path: path.stem)
+def test_recipes_on_slow_storage(path: Path, tmp_path: Path) -> None:
+    """Each of the 24 pictures is counted once per epoch, from the cache or in place."""
+    page = run_page(path, tmp_path, is_slow=True)
+
+    assert "not used for this loader" not in page.printed
+    if "prefeed.auto" in page.script:
+        assert re.findall(r"epoch (\d) of .* of (\d+) reads", page.printed) == [("1", "24"), ("2", "24")]
 
 
 def test_every_recipe_is_run_somewhere() -> None:

@@ -136,7 +136,11 @@ def test_a_file_of_a_local_disk_is_opened_as_it_is(root: Path, data: bytes, monk
     monkeypatch.setenv("PREFEED_ROOTS", "/nowhere")
     with prefeed.open(root / "x.bin") as file:
         assert isinstance(file, io.BufferedReader)
+        assert (file.read_range(5, 10), file.tell()) == (data[5:15], 0)
+        assert file.read_range(file.size - 3, 10) == data[-3:]
         assert file.read() == data
+    with pytest.raises(ValueError, match="closed file"):
+        file.read_range(0, 1)
 
 
 def test_a_file_larger_than_the_memory_tier_streams_through(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

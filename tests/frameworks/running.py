@@ -67,7 +67,7 @@ def run_program(program: str, tmp_path: Path, argument: str) -> Any:
 
 def assert_recipe_is_served(name: str, tmp_path: Path) -> None:
     """Check that the recipe of the documentation's page of that name runs, and that the cache has its files."""
-    run_page(ROOT / "docs" / "integrations" / f"{name}.md", tmp_path, with_torch=False)
+    run_page(ROOT / "docs" / "integrations" / f"{name}.md", tmp_path, with_torch=False, roots="data")
     assert wait_until(lambda: prefeed.statistics().reads >= NUM_PICTURES, timeout_seconds=60)
 
 

@@ -20,6 +20,6 @@ if importlib.util.find_spec("timm") is None:
 def test_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in offline(tmp_path).items():
         monkeypatch.setenv(variable, value)
-    run_page(ROOT / "docs" / "integrations" / f"{name}.md", tmp_path)
+    run_page(ROOT / "docs" / "integrations" / f"{name}.md", tmp_path, roots="data")
 
     assert wait_until(lambda: prefeed.statistics().reads >= 16, timeout_seconds=60)

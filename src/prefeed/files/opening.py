@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import io
 import os
-from typing import BinaryIO, Final
+from typing import Final
 
 from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import blocks_of
@@ -17,16 +18,35 @@ from prefeed.sources.urls import canonical_url, is_of_store, split_object
 _MODES: Final = ("rb", "br")
 
 
+class LocalFile(io.BufferedReader):
+    """A file of a local disk, as Python opens it, with what a ``BlockFile`` has beyond that."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return os.fstat(self.fileno()).st_size
+
+    def read_range(self, offset: int, size: int) -> bytes:
+        """Return bytes of any place, fewer at the end; the position stays.
+
+        Raises:
+            ValueError: The file is closed, or a number is negative.
+        """
+        if offset < 0 or size < 0:
+            raise ValueError(f"no range begins at {offset} and has {size} bytes")
+        return os.pread(self.fileno(), min(size, max(0, self.size - offset)), offset)
+
+
 def open(
     url_or_path: str | os.PathLike[str],
     mode: str = "rb",
     *,
     readahead: bool | None = None,
     config: Config | None = None,
-) -> BlockFile | BinaryIO:
+) -> BlockFile | LocalFile:
     """Return an object as a binary file: seekable, read-only, cached in blocks by the node, whatever its size.
 
-    A file on a local disk that is below no root is opened as Python does: it is as quick as the cache.
+    A file on a local disk that is below no root is opened as Python does, because it is as quick as the cache.
 
     Args:
         url_or_path: A file, ``s3://``, ``gs://``, ``az://``, ``http(s)://`` or ``sampleset://NAME/PATH``. Names of objects are taken
@@ -49,7 +69,7 @@ def open(
     named = is_named(url_or_path)
     url, settings = resolve(os.fspath(url_or_path), settings)
     if is_read_directly(url, settings, is_in_set=named):
-        return builtins.open(canonical_url(url), "rb")
+        return LocalFile(builtins.open(canonical_url(url), "rb", buffering=0))
     root, path = split_object(url)
     blocks = blocks_of(settings)
     return BlockFile(blocks.open(root, path), blocks, readahead=readahead)

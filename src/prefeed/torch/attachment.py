@@ -81,7 +81,11 @@ class Attachment(Reported):
         self._is_unserved = False  # the epoch was in place so far
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
         self._reads_before = ReadCounts()  # of stand-ins that were replaced, and of epochs in place that are over
-        self._told_in_place = (0, 0, 0)  # samples, files, bytes of this epoch; negative: of earlier ones that were not told
+        self._told_in_place = (
+            0,
+            0,
+            0,
+        )  # samples, files, bytes of this epoch; negative: of earlier ones that were not told
         self.position: Position = Position()
         self.turn: int = 0  # of the iterator that was made last: an older one is not counted any more
 
@@ -229,7 +233,10 @@ class Attachment(Reported):
         samples, files, num_bytes = self._told_in_place
         self._told_in_place = reads.samples, reads.files, reads.bytes  # an iterator may go on to another epoch
         return replace(
-            reads, samples=reads.samples - samples, files=max(0, reads.files - files), bytes=max(0, reads.bytes - num_bytes)
+            reads,
+            samples=reads.samples - samples,
+            files=max(0, reads.files - files),
+            bytes=max(0, reads.bytes - num_bytes),
         )
 
     def config_in_place(self) -> Config | None:

@@ -1,13 +1,10 @@
 """Makes pictures for the recipes: ``data/train``, a folder a class; and what ultralytics wants, ``data.yaml`` and its folders."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-os.environ["PREFEED_ROOTS"] = "data"  # what the recipes' reader has is a network file system
-os.environ["PREFEED_MEMORY"] = "64MiB"
 for number in range(24):
     pixels = Image.fromarray(np.random.default_rng(number).integers(0, 255, (40, 40, 3), dtype=np.uint8))
     folder = Path("data/train") / ("cat", "dog")[number % 2]

@@ -1,6 +1,5 @@
 """Makes the layout of the page, and applies the set: ``demo``, ``train`` and ``train_list.txt``."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-os.environ["PREFEED_MEMORY"] = "64MiB"
 lines = []
 for number in range(12):
     for part in ("train", "demo"):

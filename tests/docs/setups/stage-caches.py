@@ -11,7 +11,7 @@ from e2e.parity import make_session
 RECORDS_OF_FILE = 20
 names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 directory = Path("cifar-10-batches-bin")
-directory.mkdir()
+directory.mkdir(exist_ok=True)
 (directory / "batches.meta.txt").write_text("\n".join(names) + "\n")
 for seed, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
     generator = np.random.default_rng(seed)

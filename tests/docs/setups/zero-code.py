@@ -1,13 +1,11 @@
 """Makes pictures and titles for the pages' lines: ``data/train``, a folder a class, and ``data/pairs``."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-os.environ["PREFEED_MEMORY"] = "64MiB"
 for number in range(24):
     pixels = Image.fromarray(np.random.default_rng(number).integers(0, 255, (40, 40, 3), dtype=np.uint8))
     folder = Path("data/train") / ("cat", "dog")[number % 2]
