@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader, Dataset
+
+import prefeed
 
 TRAIN = """
 import time
@@ -68,6 +72,34 @@ def test_loader_that_keeps_up_is_left(tune: Tune) -> None:
     assert tuning["leave_it"], tuning["text"]
     assert tuning["settings"] == tuning["present"]
     assert tuning["text"].startswith("Leave it")
+
+
+class Slow(Dataset[int]):
+    """Takes a tenth of a second for each sample, and counts them in a file."""
+
+    def __init__(self, counts: Path) -> None:
+        self.counts = counts
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.1)
+        with open(self.counts, "ab") as file:
+            file.write(b".")
+        return index
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_budget_holds_where_samples_are_slow(tmp_path: Path, num_workers: int) -> None:
+    """A process makes ten samples per second at most, so their number shows how long the trials went on."""
+    loader = DataLoader(Slow(tmp_path / "counts"), batch_size=8, num_workers=num_workers)
+    tuning = prefeed.tune(loader, budget=2)
+    num_processes, one_batch = max(1, num_workers), 8
+    assert (tmp_path / "counts").stat().st_size <= num_processes * (20 + one_batch)
+    assert (tuning.leave_it, tuning.ran_out) == (True, True)
+    assert tuning.trials[0].batches_s
+    assert "no time" in str(tuning)
 
 
 def test_spawned_workers_find_the_file(tune: Tune) -> None:

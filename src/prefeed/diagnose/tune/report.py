@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 import msgspec
 
+from prefeed.diagnose.doctor.verdict import WORTH_WHILE
 from prefeed.diagnose.tune.search import Found, Ratio, Run, Settings, lines_to_paste
 
 Data = Literal["warm", "fresh", "stream"]
@@ -59,6 +61,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         lookahead_gain: How many times as fast a first epoch is with ``settings.lookahead``; None: it stays as it is.
         perfect: How many times as fast the loop would be if data loading took no time; None: no step was given.
         is_bound: The step takes all the time: no loader gains anything.
+        ran_out: Something was not tried for want of time.
         trials: All that was tried, in order.
         line: What to write in the program.
         data: Which samples the trials read: the same, ``warm``; always others, ``fresh``; a ``stream`` from its beginning.
@@ -75,6 +78,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     lookahead_gain: Ratio | None
     perfect: float | None
     is_bound: bool
+    ran_out: bool = False
     trials: list[Trial]
     line: str
     data: Data
@@ -134,6 +138,7 @@ def tuning_of(
         lookahead_gain=found.lookahead_ratio,
         perfect=max(1.0, now / compute_seconds) if now and compute_seconds else None,
         is_bound=found.is_bound,
+        ran_out=found.ran_out,
         trials=trials,
         line=lines_to_paste(settings, present),
         data=data,
@@ -202,6 +207,14 @@ def sentences(tuning: Tuning) -> list[str]:
     return lines
 
 
+def _quicker(t: Tuning) -> str | None:
+    """Return which setting was quicker than the present one, and by how much; None: no other was."""
+    speeds = {trial.settings: trial.batches_s for trial in t.trials if trial.batches_s}
+    quickest = max(speeds, key=lambda settings: speeds[settings], default=t.present)
+    ratio = speeds.get(quickest, 0.0) / speeds.get(t.present, math.inf)
+    return f"{quickest} was {ratio:.2f}x as fast" if ratio >= WORTH_WHILE else None
+
+
 def _verdict(t: Tuning) -> str:
     spread = "" if t.low is None or t.high is None else f"{t.low:.2f}-{t.high:.2f}"
     if t.is_bound and t.best == t.present:
@@ -209,6 +222,10 @@ def _verdict(t: Tuning) -> str:
         return f"Leave it: the training step takes the time, and the loader keeps up. No setting can gain more: {most}."
     if t.best == t.present and t.gain is None:
         return f"The present setting ({t.present}) fails, and there was no time for another one that works."
+    if t.best == t.present and t.ran_out and len(t.trials) < 2:
+        return "There was no time to try another setting than the present one."
+    if t.best == t.present and t.ran_out and (quicker := _quicker(t)) is not None:
+        return f"{quicker} in a short trial, and there was no time to prove it: leave it, or give a larger budget."
     if t.best == t.present:
         leave = "" if t.lookahead_gain else "Leave it: "
         return f"{leave}no setting that was tried is faster than the present one.".capitalize()

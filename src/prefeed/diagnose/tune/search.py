@@ -353,6 +353,10 @@ class Search:
             found = yield from self._look_ahead(found, self._space.lookahead)
         return msgspec.structs.replace(found, ran_out=self._ran_out)
 
+    def found_so_far(self) -> Found:
+        """Return what is known when the time is over: what no pairs of runs have proven is no reason for a change."""
+        return Found(best=self._present, ran_out=True)
+
     # ------------------------------------------------------------ parts
 
     def _screen(self, start: Run) -> Generator[Ask, Run, None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -157,6 +158,9 @@ _MOST_BATCHES: Final = 20_000
 Step = Callable[[Any], Any]
 
 
+_OUT_OF_TIME: Final = "the budget was spent before it gave a batch"
+
+
 class Supply:
     """Batches of indices for trials, each given once.
 
@@ -191,6 +195,8 @@ class Trials:
         last_batch: The last that the step was given; None: there was none.
         last_read: What the last run had read, batches that were made ahead included.
         batch_file_bytes: Bytes that were read from files for a batch, as far as can be seen.
+        deadline: Time of ``perf_counter`` at which a run ends with the batches that it has. A batch that is being made in this process is
+            made to its end.
 
     **Threads and processes**: one thread; workers of a run have ended when it returns.
     """
@@ -208,6 +214,7 @@ class Trials:
         self.last_batch: Any = None
         self.last_read: list[Batch] = []
         self.batch_file_bytes: float = 0.0
+        self.deadline: float = math.inf
         self._loader = loader
         self._step = step
         self._device = device
@@ -236,6 +243,11 @@ class Trials:
         if run.reason is not None:
             gc.collect()  # what the frames of a traceback held
         return msgspec.structs.replace(run, cost_seconds=time.perf_counter() - began)
+
+    @property
+    def is_over(self) -> bool:
+        """True when there is no time for another run."""
+        return time.perf_counter() >= self.deadline
 
     def step_alone(self, seconds: float) -> float:
         """Return what the step takes with the last batch, again and again, in seconds."""
@@ -266,7 +278,7 @@ class Trials:
             config = stack.enter_context(served_by(self._loader, ask.settings))
             supply = self.supply if ask.settings.lookahead is None else self._unread
             batches = [] if is_stream(self._loader) else supply.take(self._enough(ask))
-            fed = _Fed(lambda: self._twin(ask.settings, batches, config))
+            fed = _Fed(lambda: self._twin(ask.settings, batches, config), deadline=self.deadline)
             stack.callback(fed.end)
             yield fed
             read = fed.number + ask.settings.batches_ahead
@@ -292,7 +304,9 @@ class Trials:
 
     def _timed(self, fed: _Fed, ask: Ask) -> Run:
         wave = max(1, ask.settings.num_workers)  # workers deliver in bursts: whole ones are timed
+        started = time.perf_counter()
         self._fill(fed, ask, wave)
+        filled = time.perf_counter()
         pids = fed.workers or [os.getpid()]
         cpus, file_bytes = cpu_seconds(fed.workers), read_bytes(pids)
         synchronize(self._device)
@@ -307,6 +321,11 @@ class Trials:
             now = time.perf_counter()
         synchronize(self._device)
         seconds = time.perf_counter() - began
+        if not number and fed.number and self.is_over:  # those with which the queues were filled are all that there is
+            number, seconds = fed.number, filled - started
+            waited = seconds
+        if not number and self.is_over:
+            raise LoaderFailed(_OUT_OF_TIME)
         if not number:
             raise LoaderFailed(f"the data end after {fed.number} batches, before anything could be timed")
         self._most_batches_s = max(self._most_batches_s, number / seconds / wave)
@@ -355,6 +374,7 @@ class _Fed:
 
     Args:
         make: Makes the loader.
+        deadline: Time of ``perf_counter`` after which there are no more batches.
 
     Attributes:
         number: Batches so far.
@@ -363,8 +383,9 @@ class _Fed:
     **Ownership**: its maker calls ``end``, which ends the workers.
     """
 
-    def __init__(self, make: Callable[[], TorchDataLoader[Any]]) -> None:
+    def __init__(self, make: Callable[[], TorchDataLoader[Any]], *, deadline: float) -> None:
         self.number = 0
+        self._deadline = deadline
         try:
             self._iterator: Any = iter(make())
         except Exception as err:
@@ -375,11 +396,18 @@ class _Fed:
         return self
 
     def __next__(self) -> Any:
+        left = self._deadline - time.perf_counter()
+        if left <= 0:
+            raise StopIteration
+        if self.workers and math.isfinite(left):
+            self._iterator._timeout = left  # torch waits no longer for a batch of its workers
         try:
             batch = next(self._iterator)
         except StopIteration:
             raise
         except Exception as err:
+            if time.perf_counter() >= self._deadline:
+                raise StopIteration from err
             raise LoaderFailed(reason_of(err)) from err
         self.number += 1
         return batch
@@ -387,6 +415,9 @@ class _Fed:
     def end(self) -> None:
         """End the workers now: those of the next run must not share the machine with them."""
         shut_down = getattr(self._iterator, "_shutdown_workers", None)
+        if time.perf_counter() >= self._deadline:
+            for worker in getattr(self._iterator, "_workers", ()):
+                worker.terminate()  # torch would wait for the batch that it makes
         self._iterator = None
         if shut_down is not None:
             shut_down()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, require_loader, served_by
 from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
-from prefeed.diagnose.tune.search import Ask, Found, Search, Settings, Space, with_workers
+from prefeed.diagnose.tune.search import Ask, Found, Run, Search, Settings, Space, with_workers
 from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory
 from prefeed.errors import CannotExamineError
 from prefeed.stage_cache.randomness import left_alone
@@ -58,7 +58,8 @@ def tune(
         loader: Any ``torch.utils.data.DataLoader``.
         step: What is done with a batch: forward, backward, optimizer. None: the loader alone is timed, and of more than
             two processors its workers must leave one for the training.
-        budget: Seconds for everything, at least 1. A run that was begun is ended, so it may take a little more.
+        budget: Seconds for everything, at least 1. What was measured by then is the result. Only a batch that this process is making is
+            made to its end.
         device: Where batches are copied to; None: the accelerator of this machine, if there is one. Without a step
             the copying is what is timed.
         say: Shows what is tried.
@@ -110,18 +111,20 @@ class _Tuner:
         stream = is_stream(loader)
         supply = Supply(() if stream else _whole_batches(loader))
         self._trials = Trials(loader, step or _copy_to(device), supply, device=device, free=free)
+        self._trials.deadline = self._began + budget
         self._data: Data = "stream" if stream else "fresh"
 
     def tune(self) -> Tuning:
         present = present_settings(self._loader)
-        self._warm_up(present)
+        first = self._warm_up(present)
         compute = None
-        if self._step is not None:
+        if self._step is not None and not self._trials.is_over:
             self._say("the training step alone")
             compute = self._trials.step_alone(_STEP_ALONE * self._budget)
         spent = time.perf_counter() - self._began
         search = Search(present, self._space(compute), budget_seconds=self._budget, spent_seconds=spent)
         found = self._carry_out(search)
+        search.runs = search.runs or [first]
         return tuning_of(
             present, found, search.runs, compute_seconds=compute, batch_size=self._batch_size(), data=self._data,
             seconds=time.perf_counter() - self._began,
@@ -131,16 +134,20 @@ class _Tuner:
         steps = search.steps()
         ask = next(steps)
         while True:
+            if self._trials.is_over:
+                return search.found_so_far()
             self._say(str(ask.settings))
             run = self._trials.run(ask)
+            if run.reason is not None and self._trials.is_over:
+                return search.found_so_far()
             try:
                 ask = steps.send(run)
             except StopIteration as over:
                 found: Found = over.value
                 return found
 
-    def _warm_up(self, present: Settings) -> None:
-        """Read samples for a while: files come into memory, the step is compiled, one worker's memory is known.
+    def _warm_up(self, present: Settings) -> Run:
+        """Read samples for a while: files come into memory, the step is compiled, one worker's memory is known. Return how it went.
 
         Raises:
             CannotExamineError: Neither the present setting nor a loader without workers gives a batch.
@@ -148,17 +155,19 @@ class _Tuner:
         self._say("warming up")
         if self._data == "stream":
             self._trials.look_at_stream(present)
-        self._read_some(present)
+        run = self._read_some(present)
         if self._data != "stream" and self._stays_in_memory():
             self._data = "warm"
             self._trials.supply = Supply(itertools.cycle(self._trials.last_read))
+        return run
 
-    def _read_some(self, present: Settings) -> None:
+    def _read_some(self, present: Settings) -> Run:
         run = first = self._trials.run(Ask(settings=present, seconds=_WARM_UP * self._budget))
         if first.reason is not None and present.num_workers:
             run = self._trials.run(Ask(settings=with_workers(present, 0), seconds=_WARM_UP * self._budget))
         if run.reason is not None:
-            raise CannotExamineError(f"the loader gives no batches to time: {first.reason}")
+            raise CannotExamineError(f"the loader gives no batches to time: {first.reason}; the budget was {self._budget:g} s")
+        return run
 
     def _stays_in_memory(self) -> bool:
         """Return whether what was read is read from memory the next time, and so is the whole data set in training."""
