@@ -56,6 +56,16 @@ def test_no_cure_beats_perfect_loading() -> None:
     assert cure("packing", perfect=2.0).speedup == 2.0
 
 
+def test_an_estimate_is_no_better_than_what_was_measured_of_more() -> None:
+    """Files in memory need no opens, and samples from a stage cache neither opens nor decoding."""
+    assert cure("packing", cached=timing(1 / 1.6)).speedup == pytest.approx(1.6)
+    assert cure("packing", cached=timing(1 / 1.6), staged=timing(1 / 1.4)).speedup == pytest.approx(1.4)
+    assert cure("packing", cached=timing(0.2)).speedup == pytest.approx(1 / 0.4)
+    jpegs = costs(jpeg_saved=1.6)
+    assert cure("fast decode", costs=jpegs, staged=timing(0.5)).speedup == pytest.approx(1 / 0.5)
+    assert cure("fast decode", costs=jpegs, cached=timing(0.9)).speedup == pytest.approx(1 / 0.2)
+
+
 def test_what_is_not_waited_for_gains_nothing() -> None:
     found = cure("fast decode", as_is=timing(1.0, waited=0.1), costs=costs(jpeg_saved=1.0))
     assert found.speedup == pytest.approx(1 / 0.9)

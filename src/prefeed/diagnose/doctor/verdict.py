@@ -121,18 +121,24 @@ def _of_costs(m: Measurement, costs: Costs, perfect: float) -> Iterator[Cure]:
     if costs.jpeg_saved:
         yield _computed(m, perfect, costs.jpeg_saved / max(1, m.loader.num_workers), FAST_DECODE,
                         "JPEGs decoded and resized by faster code",
-                        "Use prefeed.vision.ResizeCropNormalize as the transform.")  # fmt: skip
+                        "Use prefeed.vision.ResizeCropNormalize as the transform.", m.staged)  # fmt: skip
     if costs.opening:
         yield _computed(m, perfect, costs.opening / max(1, m.loader.num_workers), PACKING,
                         "many small files packed into few large ones",
-                        "prefeed pack SRC OUT, then prefeed.datasets.Packed(OUT).")  # fmt: skip
+                        "prefeed pack SRC OUT, then prefeed.datasets.Packed(OUT).", m.cached, m.staged)  # fmt: skip
 
 
-def _computed(m: Measurement, perfect: float, saved: float, name: str, what: str, how: str) -> Cure:
-    """Return a cure that takes that many seconds off each step's data; the computing stays."""
+def _computed(
+    m: Measurement, perfect: float, saved: float, name: str, what: str, how: str, *bounds: Timing | None
+) -> Cure:
+    """Return a cure that takes that many seconds off each step's data; the computing stays.
+
+    ``bounds`` are measurements of cures that save all that this one saves, and more: it cannot be quicker than these. None: not measured.
+    """
     step = m.as_is.step_seconds
     saved = min(saved, m.as_is.waited_seconds / m.as_is.steps)  # what is not waited for gains nothing
     speedup = min(perfect, step / (step - saved)) if saved < step else perfect
+    speedup = min([speedup, *(step / bound.step_seconds for bound in bounds if bound is not None)])
     return Cure(name=name, what=what, how=how, speedup=speedup, is_measured=False)
 
 
