@@ -195,6 +195,38 @@ def test_epoch_without_a_server_has_its_line(root: Path, said: Said, sandbox: Sa
     del iterator, loader  # and with it whoever looks for a new server
 
 
+class Hanging(Told):
+    """Its third batch does not come until it is released."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, files_each=1)
+        self.wait, self.release = os.pipe()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 8:
+            os.read(self.wait, 1)
+        return super().__getitem__(index)
+
+
+def test_a_wait_that_ends_in_an_exception_is_counted(root: Path, said: Said) -> None:
+    dataset = Hanging(root)
+    loader = prefeed.DataLoader(dataset, batch_size=4, num_workers=1, timeout=0.5, multiprocessing_context="fork")
+    batches = iter(loader)
+    with pytest.raises(RuntimeError, match="timed out after 0.5 seconds"):
+        list(batches)
+    os.write(dataset.release, b"12")  # for each epoch one
+    del batches
+    assert len(list(loader)) == len(loader)
+    os.close(dataset.wait)
+    os.close(dataset.release)
+    unfinished, _ = said()
+    found = re.fullmatch(
+        rf".*: unfinished epoch of loader \(Hanging\), 2 of {len(loader)} batches: ([\d.]+) % of ([\d.]+) s .*", unfinished
+    )
+    assert found is not None, unfinished
+    assert float(found[1]) / 100 * float(found[2]) >= 0.4
+
+
 TRAIN = """
 import logging, sys
 import torch

@@ -22,6 +22,9 @@ _MOST_NAMES: Final = 8
 _MOST_CALLS: Final = 5
 _LOAD_FROM_DISK: Final = "load_from_disk of datasets maps the files of a path past the cache; load_from_disk('prefeed://PATH') copies them through it"
 _READS_ALL: Final = "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache"
+_LONG_START_SECONDS: Final = 10.0
+_LONG_START_SHARE: Final = 0.1
+"""The time before the first epoch is reported if it is as long as that, and as large a share of the program's time."""
 
 
 class LoaderFacts(TypedDict):
@@ -104,6 +107,8 @@ class ProgramFacts(TypedDict):
         read_natively: Readers in C++, which open their files past the cache.
         loop_seconds: Time of all epochs, up to the last batch of each.
         waited_seconds: Part of it in which loops waited.
+        start_seconds: Time before the first epoch, of a process with loaders, in the mean.
+        start_waited_seconds: Part of it in which the process did not compute.
     """
 
     version: int
@@ -123,6 +128,8 @@ class ProgramFacts(TypedDict):
     read_natively: list[ReadNatively]
     loop_seconds: float
     waited_seconds: float
+    start_seconds: float
+    start_waited_seconds: float
 
 
 def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *, seconds: float) -> ProgramFacts:
@@ -134,6 +141,7 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         seconds: How long it ran.
     """
     reads = counted.get(program.READS, (0,) * 4)
+    num_started, passed, computed = counted.get(program.START, (0,) * 3)[:3]
     loaders = list(_loaders(counted))
     past = [
         _past(names[0], names[1], counters[0])
@@ -169,6 +177,8 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         ],
         loop_seconds=sum(loader["seconds"] for loader in loaders),
         waited_seconds=sum(loader["waited_seconds"] for loader in loaders),
+        start_seconds=passed / 1e9 / max(1, num_started),
+        start_waited_seconds=(passed - computed) / 1e9 / max(1, num_started),
     )
 
 
@@ -192,7 +202,7 @@ def last_lines(facts: ProgramFacts) -> list[str]:
         if facts["past_the_cache"] and not facts["cache"]["files"]:
             lines.append(_READS_ALL)
         return lines + native
-    lines = [_served(facts), _files(facts), _elsewhere(facts), _waits(facts)]
+    lines = [_served(facts), _files(facts), _elsewhere(facts), _waits(facts), _start(facts)]
     return [line for line in lines if line] + native
 
 
@@ -310,7 +320,23 @@ def _waits(facts: ProgramFacts) -> str:
         return ""
     processes = max(one["processes"] for one in facts["loaders"])
     together = f" of {processes} processes" if processes > 1 else ""
-    return f"waited {100 * waited / seconds:.1f} % of {seconds:,.1f} s{together} for data"
+    share = min(1.0, seconds / processes / facts["seconds"]) if facts["seconds"] else 1.0
+    of_program = f"epochs took {100 * share:.0f} % of the program's {facts['seconds']:,.1f} s"
+    return f"waited {100 * waited / seconds:.1f} % of {seconds:,.1f} s{together} for data; {of_program}"
+
+
+def _start(facts: ProgramFacts) -> str:
+    """Return how long it took until the first epoch, if that was long; "" otherwise."""
+    seconds, waited = facts["start_seconds"], facts["start_waited_seconds"]
+    if seconds < max(_LONG_START_SECONDS, _LONG_START_SHARE * facts["seconds"]):
+        return ""
+    text = f"{seconds:,.1f} s passed before the first epoch"
+    if waited < seconds / 2:
+        return text
+    return (
+        f"{text}, {100 * waited / seconds:.0f} % of them without computing, as a scan of the files' names or sizes does; prefeed caches "
+        "only contents: keep the result of a scan in a file"
+    )
 
 
 def _whys(loaders: Sequence[LoaderFacts]) -> list[str]:

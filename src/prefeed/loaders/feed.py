@@ -155,6 +155,7 @@ class Feed(Reported):
 
     def loop_begins(self, num_batches: int | None) -> None:
         """The loop asks for an iterator; ``num_batches`` is None when it is not known."""
+        program.epoch_begins()
         if self._report is None:
             self._report = LoaderReport(
                 self.name, self.counts, self.told,
@@ -180,6 +181,9 @@ class Feed(Reported):
                 self._source.report()
             report.epoch_ends()
             self.epoch_ended()
+            raise
+        except BaseException:
+            report.answered(is_batch=False)
             raise
         report.answered()
         self.step()

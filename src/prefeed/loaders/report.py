@@ -109,14 +109,14 @@ class LoaderReport:
         self._asked_at = self._clock()
 
     def answered(self, *, is_batch: bool = True) -> None:
-        """The loop has a batch, or hears that there is none: it waited from ``asked`` until now."""
+        """The loop has a batch, or hears that there is none, also by an error: it waited from ``asked`` until now."""
         now = self._answered_at = self._clock()
         if is_batch and not self._is_running and self._num_a_pass and self._num_batches >= self._num_a_pass:
             self._begin(self._num_a_pass, self._asked_at)  # the iterator begins another pass
         self._waited += now - self._asked_at
         self._num_batches += is_batch
         self._count(now, batches=is_batch)
-        if self._num_left is not None:
+        if is_batch and self._num_left is not None:
             self._num_left -= 1
         if self._interval and now - self._last_line >= self._interval:
             self._last_line = now

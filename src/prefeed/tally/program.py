@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 NUM_COUNTERS = 8
@@ -171,6 +172,9 @@ LOADER = b"loader"
 """By name: iterators that were served, iterators that were not, times that it was let go, epochs that ended, batches,
 nanoseconds of epochs, those of them in which the loop waited, processes."""
 
+START = b"start"
+"""Processes whose first epoch has begun, nanoseconds that passed before, and those of them in which the process computed."""
+
 WHY = b"why"
 """By name of a loader and reason why it was not served: times."""
 
@@ -202,12 +206,14 @@ class _Process:
         directory: Of the program; empty: nothing is counted.
         counts: Made when something is counted first.
         noted: Keys that were asked for by ``is_new``, and who asked first.
+        began: When the process began to count, in nanoseconds; 0 once its first epoch has begun, and in a forked child.
     """
 
     def __init__(self) -> None:
         self.directory = ""
         self.counts: Counts | None = None
         self.noted: dict[bytes, object] = {}
+        self.began = 0
 
     def add(self, key: bytes, amounts: tuple[int, ...]) -> None:
         counts = self.counts
@@ -222,6 +228,7 @@ class _Process:
         """In a forked child: what was mapped is the parent's."""
         self.counts = None
         self.noted = {}
+        self.began = 0
 
 
 _process = _Process()
@@ -231,6 +238,7 @@ os.register_at_fork(after_in_child=_process.begin_forked)
 def begin(directory: str) -> None:
     """This process counts from now on, and so do its forks."""
     _process.directory = directory
+    _process.began = time.monotonic_ns()
 
 
 def own_prefix() -> str:
@@ -246,6 +254,14 @@ def own_prefix() -> str:
 def is_first(directory: str) -> bool:
     """Return whether this process is the one that ``prefeed run`` was."""
     return os.path.basename(directory).startswith(own_prefix()) and os.path.isdir(directory)
+
+
+def epoch_begins() -> None:
+    """Count the time that has passed, if this is the first epoch of the process."""
+    began, _process.began = _process.began, 0
+    if began and is_counting():
+        passed = time.monotonic_ns() - began
+        add(START, 1, passed, min(passed, time.process_time_ns()))
 
 
 def end() -> None:

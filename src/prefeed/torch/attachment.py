@@ -250,6 +250,7 @@ class Attachment(Reported):
             loader: The user's.
             num_seen: Batches of the epoch that the loop had before, when it resumes one.
         """
+        program.epoch_begins()
         if self._report is None:
             self._name = name_of(loader)
             self._report = LoaderReport(
@@ -315,6 +316,9 @@ class Attachment(Reported):
             report.answered(is_batch=False)
             self.position.ended()
             self._epoch_ended(report)
+            raise
+        except BaseException:  # such as torch's timeout
+            report.answered(is_batch=False)
             raise
         report.answered()
         self.position.advanced()

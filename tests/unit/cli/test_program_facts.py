@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefeed.cli.program_facts import ProgramFacts, facts_of, last_lines
-from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, NATIVE, PAST, READS, TORCH, UNSEEN, WHY, key_of
+from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, NATIVE, PAST, READS, START, TORCH, UNSEEN, WHY, key_of
 
 ORDER: dict[str, Any] = {
     "program": ["python", "train.py"], "began": 5.0, "is_enabled": True, "roots": "/data (nfs4)", "has_roots": True,
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
             "2 loaders served: train_loader, val_loader; 1 not: Stream: an IterableDataset has no order to know beforehand",
             ("48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB), 106 opens bypassed the cache ("
             "PIL.Image.open 106 outside of samples)"),
-            "waited 3.1 % of 412.0 s for data",
+            "waited 3.1 % of 412.0 s for data; epochs took 100 % of the program's 412.0 s",
         ],
     ),
     "ranks": (
@@ -66,7 +66,26 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
         [
             "1 loader served: photos (Photos)",
             "48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB)",
-            "waited 5.0 % of 20.0 s of 2 processes for data",
+            "waited 5.0 % of 20.0 s of 2 processes for data; epochs took 2 % of the program's 412.0 s",
+        ],
+    ),
+    "long start": (
+        loader("photos", served=1, seconds=103) | {START: counters(2, 270_000_000_000, 13_500_000_000)},
+        {},
+        [
+            "1 loader served: photos",
+            "waited 0.0 % of 103.0 s for data; epochs took 25 % of the program's 412.0 s",
+            ("135.0 s passed before the first epoch, 95 % of them without computing, as a scan of the files' names or sizes does; "
+            "prefeed caches only contents: keep the result of a scan in a file"),
+        ],
+    ),
+    "long start that computes": (
+        loader("photos", served=1, seconds=103) | {START: counters(1, 135_000_000_000, 120_000_000_000)},
+        {},
+        [
+            "1 loader served: photos",
+            "waited 0.0 % of 103.0 s for data; epochs took 25 % of the program's 412.0 s",
+            "135.0 s passed before the first epoch",
         ],
     ),
     "readers in C++": (
@@ -129,7 +148,7 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
     "let go": (
         USED | loader("A", served=1, let_go=1, refused=2, seconds=1) | why("A", "its samples open no files"),
         {},
-        ["no loaders served, 1 not: A: its samples open no files", "waited 0.0 % of 1.0 s for data"],
+        ["no loaders served, 1 not: A: its samples open no files", "waited 0.0 % of 1.0 s for data; epochs took 0 % of the program's 412.0 s"],
     ),
     "later served": (USED | loader("A", served=1, refused=1) | why("A", "no server"), {}, ["1 loader served: A"]),
     "past prefeed": (
@@ -194,5 +213,5 @@ def test_machines_get_the_same() -> None:
         "cache": {"files": 48210, "bytes": 9_771_050_599}, "origin": {"files": 24105, "bytes": 4_831_838_208},
         "past_the_cache": [{"call": "PIL.Image.open", "in_samples": False, "opens": 106}],
         "opens_estimated": 0, "read_natively": [],
-        "loop_seconds": 412.0, "waited_seconds": 12.772,
+        "loop_seconds": 412.0, "waited_seconds": 12.772, "start_seconds": 0.0, "start_waited_seconds": 0.0,
     }  # fmt: skip
