@@ -9,6 +9,7 @@ line (``recording.py``, ``last_line.py``).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from prefeed.sampleset.names import resolve_roots
 
 _BINARY: Final = b"\x7fELF"
 _LONGEST_FIRST_LINE: Final = 256
+_PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?")
 
 AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 
@@ -146,6 +148,10 @@ def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None =
     """
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise click.UsageError("python was started with -E, -I or -S, which keeps it from finding prefeed")
+    if not kind and (flag := _isolating_flag((program, *arguments))):
+        raise click.UsageError(
+            f"python {flag} keeps Python from finding prefeed: leave out -E, -I and -S, or write `import prefeed.auto` in the program"
+        )
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     if kind:
         return [*python, kind, program, *arguments]
@@ -159,6 +165,30 @@ def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None =
         return [*python, program, *arguments]
     hint = "; give its arguments as words of their own, without quotes" if is_quoted else ""
     raise click.UsageError(f"there is neither a file nor a command {printable(program)!r}{hint}")
+
+
+def _isolating_flag(words: tuple[str, ...]) -> str | None:
+    """Return the option with which one of these words starts a Python without prefeed; None: there is none.
+
+    A Python may be started by another command: ``nice python -I train.py``. The words after a script, ``-m`` or ``-c`` are the program's own.
+    """
+    is_python, is_value = False, False
+    for word in words:
+        if is_value:  # of -W or -X
+            is_value = False
+        elif _PYTHON.fullmatch(os.path.basename(word)):
+            is_python = True
+        elif is_python and word.startswith("-") and word != "-":
+            letters = word[1:] if not word.startswith("--") else ""
+            flags = re.split("[cmWX]", letters, maxsplit=1)[0]
+            if set(flags) & set("EIS"):
+                return word
+            if flags != letters and letters[len(flags)] in "cm":
+                return None
+            is_value = word == "--check-hash-based-pycs" or letters[len(flags) :] in ("W", "X")
+        elif is_python or word.endswith(".py"):
+            return None
+    return None
 
 
 def _is_command(path: str) -> bool:

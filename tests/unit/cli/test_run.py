@@ -69,6 +69,25 @@ def test_code_and_standard_input(start) -> None:
     assert start("-", "a")[0] == [sys.executable, "-", "a"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["-I", "-E x.py", "-S -c pass", "-uI -m package", "-W error -X dev -bIs x.py", "--check-hash-based-pycs default -IX dev"],
+)
+@pytest.mark.parametrize("python", ["python", "python3.11", sys.executable, "nice -n 5 python3"])
+def test_a_python_that_would_not_find_prefeed_is_refused(run, python: str, line: str) -> None:
+    refused = run(None, "run", *python.split(), *line.split())
+    assert refused.exit_code == 2
+    assert "keeps Python from finding prefeed: leave out -E, -I and -S" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python -u x.py -I", "python -m package -E", "python -c pass -S", "python -W ISE -XISE - -I", "env x.py python -I"],
+)
+def test_options_of_the_program_are_no_options_of_python(start, line: str) -> None:
+    assert start(*line.split())[0][1:] == line.split()[1:]
+
+
 def test_settings(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = [
