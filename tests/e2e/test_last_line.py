@@ -231,6 +231,7 @@ def test_what_loaders_did(run: Run, tmp_path: Path) -> None:
     num_batches = -(-NUM_IMAGES // 4)
     assert (pictures["batches"], raw["batches"], first["batches"]) == (2 * num_batches, num_batches, 1)
     assert 0 < pictures["waited_seconds"] <= pictures["seconds"]
+    assert 0 < facts["start_seconds"] < facts["seconds"]
     known = prefeed.statistics()
     assert facts["cache"]["files"] == known.hits
     assert facts["origin"]["files"] == known.late + known.misses + known.direct_reads

@@ -26,6 +26,9 @@ _LONG_START_SECONDS: Final = 10.0
 _LONG_START_SHARE: Final = 0.1
 """The time before the first epoch is reported if it is as long as that, and as large a share of the program's time."""
 
+_MANY_WAITS: Final = 1000
+"""A file on a network file system makes a scan wait once or twice; the import of torch makes a program wait some tens of times."""
+
 
 class LoaderFacts(TypedDict):
     """One loader, in all processes that had it: ranks, as a rule.
@@ -108,7 +111,7 @@ class ProgramFacts(TypedDict):
         loop_seconds: Time of all epochs, up to the last batch of each.
         waited_seconds: Part of it in which loops waited.
         start_seconds: Time before the first epoch, of a process with loaders, in the mean.
-        start_waited_seconds: Part of it in which the process did not compute.
+        start_waits: How often the process waited in it, for storage as a rule.
     """
 
     version: int
@@ -129,7 +132,7 @@ class ProgramFacts(TypedDict):
     loop_seconds: float
     waited_seconds: float
     start_seconds: float
-    start_waited_seconds: float
+    start_waits: int
 
 
 def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *, seconds: float) -> ProgramFacts:
@@ -141,7 +144,7 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         seconds: How long it ran.
     """
     reads = counted.get(program.READS, (0,) * 4)
-    num_started, passed, computed = counted.get(program.START, (0,) * 3)[:3]
+    num_started, passed, waits = counted.get(program.START, (0,) * 3)[:3]
     loaders = list(_loaders(counted))
     past = [
         _past(names[0], names[1], counters[0])
@@ -178,7 +181,7 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         loop_seconds=sum(loader["seconds"] for loader in loaders),
         waited_seconds=sum(loader["waited_seconds"] for loader in loaders),
         start_seconds=passed / 1e9 / max(1, num_started),
-        start_waited_seconds=(passed - computed) / 1e9 / max(1, num_started),
+        start_waits=waits // max(1, num_started),
     )
 
 
@@ -327,15 +330,15 @@ def _waits(facts: ProgramFacts) -> str:
 
 def _start(facts: ProgramFacts) -> str:
     """Return how long it took until the first epoch, if that was long; "" otherwise."""
-    seconds, waited = facts["start_seconds"], facts["start_waited_seconds"]
+    seconds, waits = facts["start_seconds"], facts["start_waits"]
     if seconds < max(_LONG_START_SECONDS, _LONG_START_SHARE * facts["seconds"]):
         return ""
     text = f"{seconds:,.1f} s passed before the first epoch"
-    if waited < seconds / 2:
+    if waits < _MANY_WAITS:
         return text
     return (
-        f"{text}, {100 * waited / seconds:.0f} % of them without computing, as a scan of the files' names or sizes does; prefeed caches "
-        "only contents: keep the result of a scan in a file"
+        f"{text}, and the program waited {waits:,} times in them, as a scan of the files' names or sizes does; prefeed caches only "
+        "contents: keep the result of a scan in a file"
     )
 
 

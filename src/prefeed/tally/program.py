@@ -10,6 +10,7 @@ that count at once, and the numbers in them only grow.
 from __future__ import annotations
 
 import fcntl
+import importlib
 import mmap
 import os
 import struct
@@ -173,7 +174,7 @@ LOADER = b"loader"
 nanoseconds of epochs, those of them in which the loop waited, processes."""
 
 START = b"start"
-"""Processes whose first epoch has begun, nanoseconds that passed before, and those of them in which the process computed."""
+"""Processes whose first epoch has begun, nanoseconds that passed before, and how often they waited in them."""
 
 WHY = b"why"
 """By name of a loader and reason why it was not served: times."""
@@ -260,8 +261,8 @@ def epoch_begins() -> None:
     """Count the time that has passed, if this is the first epoch of the process."""
     began, _process.began = _process.began, 0
     if began and is_counting():
-        passed = time.monotonic_ns() - began
-        add(START, 1, passed, min(passed, time.process_time_ns()))
+        usage = importlib.import_module("resource").getrusage(0)
+        add(START, 1, time.monotonic_ns() - began, usage.ru_nvcsw)
 
 
 def end() -> None:
