@@ -1,9 +1,14 @@
-"""Values as parts of a ``repr``."""
+"""Values as parts of a ``repr``, and errors as parts of a message."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+
+
+def described(err: BaseException) -> str:
+    """Return the type of an error, its text, and the notes that were added to it, in one line."""
+    return "; ".join([f"{type(err).__name__}: {err}", *getattr(err, "__notes__", ())])
 
 
 def shown(value: Any) -> str:

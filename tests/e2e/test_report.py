@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import prefeed
+from e2e.automatic import auto
 from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import wait_until
 from sandbox import Sandbox, end_all, servers_of
@@ -193,6 +194,25 @@ def test_epoch_without_a_server_has_its_line(root: Path, said: Said, sandbox: Sa
         r"prefeed: epoch 1 of loader \(Told\): [\d.]+ % of [\d.]+ s spent waiting for data(; .*)?", line
     )
     del iterator, loader  # and with it whoever looks for a new server
+
+
+class Misdeclared(Hidden):
+    """Its list raises."""
+
+    def train_data_list(self) -> Any:
+        raise KeyError("lost")
+
+
+def test_why_a_loader_is_left_alone_names_what_to_change(
+    root: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_ROOTS", f"{root}:{root}/nope")
+    with auto():
+        list(DataLoader(Misdeclared(root, files_each=1)))
+        list(DataLoader(Told(root, files_each=1)))
+    absent, raised, _ = said()
+    assert "KeyError: 'lost'; raised by Misdeclared.train_data_list(), which prefeed called" in raised
+    assert f"not directories here: {root}/nope" in absent
 
 
 class Hanging(Told):

@@ -37,7 +37,7 @@ from prefeed.jobs.running import (
 )
 from prefeed.jobs.spec import RMR, Job, parse_job, resolve_job
 from prefeed.jobs.warming import WarmEvents
-from prefeed.sampleset.yaml_files import load_documents
+from prefeed.sampleset.yaml_files import errors_of, load_documents
 
 _COLUMNS: Final = ("name", "type", "set", "phase", "age", "message")
 
@@ -145,10 +145,11 @@ def _ended_when_terminated(ctx: click.Context) -> Iterator[None]:
 
 def _read(file: Path, config: Config) -> list[Job]:
     text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    documents = list(load_documents(text, str(file)))
-    if not documents:
-        raise SpecError(f"{file} contains no document")
-    asked = [parse_job(document) for document in documents]
+    with errors_of(str(file)):
+        documents = list(load_documents(text, str(file)))
+        if not documents:
+            raise SpecError(f"{file} contains no document")
+        asked = [parse_job(document) for document in documents]
     for note in (note for one in asked for note in one.spec.notes):
         render.say(note)
     return [

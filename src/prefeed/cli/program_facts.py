@@ -17,6 +17,7 @@ VERSION: Final = 1
 """Of the object for machines: another number where a field means something else."""
 
 _RANK: Final = re.compile(r", rank \d+(?=\)|$)")
+_STORE_URL: Final = re.compile(r"(?:^|=)((?:s3|gs|az)://[^?#\s]+)")
 _PRONOUN: Final = re.compile(r"^its\b")
 _MOST_NAMES: Final = 8
 _MOST_CALLS: Final = 5
@@ -199,14 +200,14 @@ def last_lines(facts: ProgramFacts) -> list[str]:
     native = _native(facts)
     was_used = facts["loaders"] or facts["cache"]["files"] or facts["origin"]["files"] or facts["past_the_cache"]
     if not was_used:
-        return native or [f"nothing to do: {_no_loader(facts)}, and {_no_file(facts)}"]
+        return [*(native or [f"nothing to do: {_no_loader(facts)}, and {_no_file(facts)}"]), *_unread_urls(facts)]
     if not facts["loaders"]:
         lines = [f"{_no_loader(facts)}; {_files(facts)}"]
         if facts["past_the_cache"] and not facts["cache"]["files"]:
             lines.append(_READS_ALL)
-        return lines + native
+        return lines + native + _unread_urls(facts)
     lines = [_served(facts), _files(facts), _elsewhere(facts), _waits(facts), _start(facts)]
-    return [line for line in lines if line] + native
+    return [line for line in lines if line] + native + _unread_urls(facts)
 
 
 def _elsewhere(facts: ProgramFacts) -> str:
@@ -314,6 +315,19 @@ def _native(facts: ProgramFacts) -> list[str]:
     return [
         *lines,
         f"read in C++, past the cache: {_listed(calls, most=_MOST_CALLS)}; such readers use it on a mount: prefeed mount --help",
+    ]
+
+
+def _unread_urls(facts: ProgramFacts) -> list[str]:
+    """Return a line about URLs of stores that the program was given, if nothing was read through prefeed; credentials are left out."""
+    if facts["cache"]["files"] or facts["origin"]["files"]:
+        return []
+    found = [match[1] for word in facts["program"][1:] if (match := _STORE_URL.search(word)) is not None]
+    urls = [re.sub(r"//[^/]*@", "//", url) for url in found]
+    return [
+        f"{url} was given to the program, and none of it was read through prefeed: open it with prefeed.datasets, or as files, by "
+        f"`prefeed mount {url} DIR` or `prefeed stage {url}`"
+        for url in dict.fromkeys(urls)
     ]
 
 

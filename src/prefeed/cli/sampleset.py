@@ -31,7 +31,7 @@ from prefeed.sampleset.provision import bring_up, delete
 from prefeed.sampleset.records import Progress as SetProgress
 from prefeed.sampleset.records import SampleSet, find, names
 from prefeed.sampleset.status import PARTIAL_READY, READY, Explained, SampleSetStatus, explain, observe
-from prefeed.sampleset.yaml_files import load_documents
+from prefeed.sampleset.yaml_files import errors_of, load_documents
 
 STDIN: Final = "-"
 _COLUMNS: Final = ("NAME", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME", "PHASE", "AGE")
@@ -62,7 +62,9 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
     become ready. Applied again, a set resumes where it is.
     """
     config = config_of(home=home)
-    applied = apply_documents(load_documents(_text_of(file), "stdin" if file == STDIN else file), config)
+    name = "stdin" if file == STDIN else file
+    with errors_of(name):
+        applied = apply_documents(load_documents(_text_of(file), name), config)
     if not as_json:
         render.print_lines(applied_lines(applied))
     sets = [(each.sample_set, each) for each in applied if each.sample_set is not None]

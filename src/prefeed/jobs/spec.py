@@ -327,7 +327,7 @@ def parse_job(document: Document) -> JobDocument:
     Raises:
         SpecError: A field is unknown, missing or of another type; the message has its path.
     """
-    kind, version = kind_of(document)
+    kind, version = kind_of(document, {KIND: API_VERSION, "SampleSet": API_VERSION})
     if kind != KIND or version != API_VERSION:
         hint = (
             "; sets and secrets are applied with `prefeed sampleset apply`" if kind in ("SampleSet", "Secret") else ""

@@ -350,6 +350,8 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:
     absent = _roots_that_are_absent(config)
     if is_in_memory(dataset):
         raise FilesUnknownError(f"its dataset, {name}, holds the samples in memory")
+    if absent and len(absent) < len(config.roots or ()):
+        say_once(_roots_absent(absent))
     declared = declared_paths(dataset)
     if declared is not None:
         _require_slow(declared, name, config, explicit=explicit)
@@ -359,8 +361,6 @@ def _bare_access_of(dataset: Any, config: Config, *, explicit: bool) -> Opening:
         )  # fmt: skip
     if absent and len(absent) == len(config.roots or ()):
         raise FilesUnknownError(_roots_absent(absent))
-    if absent:
-        say_once(_roots_absent(absent))
     if not roots:
         raise FilesUnknownError(
             f"nothing is known about the files of its dataset, {name}: no network file system is mounted, and PREFEED_ROOTS does "

@@ -150,7 +150,7 @@ def _from_accessor(dataset: Any) -> Declared:
         try:
             files = dataset.prefeed_paths(index)
         except Exception as err:
-            err.add_note(f"raised by {type(dataset).__qualname__}.prefeed_paths({index}), which prefeed asked")
+            err.add_note(f"raised by {type(dataset).__qualname__}.prefeed_paths({index}), which prefeed called")
             raise
         try:
             paths.extend(map(absolute, [files] if isinstance(files, _PATH_TYPES) else files))
@@ -167,7 +167,11 @@ def _from_accessor(dataset: Any) -> Declared:
 
 
 def _from_list(dataset: Any) -> Declared:
-    value = dataset.train_data_list()
+    try:
+        value = dataset.train_data_list()
+    except Exception as err:
+        err.add_note(f"raised by {type(dataset).__qualname__}.train_data_list(), which prefeed called")
+        raise
     rows = _rows(value)
     if rows is None:
         raise DeclarationError(_wrong_list(dataset, value))

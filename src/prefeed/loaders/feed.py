@@ -34,6 +34,7 @@ from prefeed.loaders.kinds import Order
 from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.sources import ServedSource
 from prefeed.loaders.stages import has_cached_stage
+from prefeed.shown import described
 from prefeed.tally import program
 
 _log = logging.getLogger("prefeed")
@@ -222,7 +223,7 @@ class Feed(Reported):
             self._say(str(err))
         except Exception as err:  # noqa: BLE001 - the program did not ask for this: an error of its dataset must not reach it
             _log.debug("prefeed: attaching failed", exc_info=True)
-            self.leave(f"{type(err).__name__}: {err}")
+            self.leave(described(err))
         return self._source
 
     def _open(self) -> None:

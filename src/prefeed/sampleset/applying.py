@@ -192,7 +192,7 @@ def _require_kind(document: Document) -> str:
     Raises:
         SpecError: It is none of ``KINDS``, or of another version.
     """
-    kind, version = kind_of(document)
+    kind, version = kind_of(document, KINDS)
     if kind not in KINDS:
         hint = _HINTS.get(kind, "")
         raise SpecError(f"kind: {kind!r:.60} is not known here; choose one of {', '.join(KINDS)}{hint}")

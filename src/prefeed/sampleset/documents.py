@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -155,8 +156,16 @@ def decode(value: object, kind: type[T], path: str = "", *, is_secret: bool = Fa
         raise SpecError(f"{path or 'the document'} has a field whose name or value is no UTF-8 text") from None
 
 
-def kind_of(document: Document) -> tuple[str, str]:
-    """Return ``kind`` and ``apiVersion`` of a document, whatever else is in it; raises as ``decode``."""
+def kind_of(document: Document, versions: Mapping[str, str] = MappingProxyType({})) -> tuple[str, str]:
+    """Return ``kind`` and ``apiVersion`` of a document, whatever else is in it; raises as ``decode``.
+
+    Args:
+        document: As it was written.
+        versions: ``apiVersion`` by kind, for the message if it is missing.
+    """
+    version = versions.get(str(document.get("kind")))
+    if version is not None and document.get("apiVersion") is None:
+        raise SpecError(f"apiVersion is missing; write apiVersion: {version}")
     head = decode(document, _Head)
     return head.kind, head.api_version
 

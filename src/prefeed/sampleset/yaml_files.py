@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import yaml
@@ -43,6 +44,17 @@ def load_documents(text: str | bytes, file: str) -> Iterator[Document]:
             if not isinstance(document, dict):
                 raise SpecError(f"a document must have fields; it is {kind_name(document)}")
             yield document
+
+
+@contextmanager
+def errors_of(file: str) -> Iterator[None]:
+    """Begin the message of each ``SpecError`` that is raised inside with the name of the file."""
+    try:
+        yield
+    except SpecError as err:
+        if err.message.startswith(file):
+            raise
+        raise type(err)(f"{file}: {err.message}", **err.details) from err.__cause__
 
 
 class _Loader(yaml.SafeLoader):

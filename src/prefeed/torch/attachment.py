@@ -30,6 +30,7 @@ from prefeed.loaders.access import Opening, access_of, guess_of, node_settings
 from prefeed.loaders.kinds import length_of
 from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.stages import begin_pass, has_cached_stage
+from prefeed.shown import described
 from prefeed.system.thread_lock import ThreadLock
 from prefeed.tally import program
 from prefeed.torch.in_place import InPlace
@@ -393,7 +394,7 @@ class Attachment(Reported):
                 raise
             # The user did not ask for this loader to be served: an error of its dataset in our code must not be noticed.
             _log.debug("prefeed: attaching failed", exc_info=True)
-            return Refusal(f"{type(err).__name__}: {err}")
+            return Refusal(described(err))
 
     def _open(self, loader: Any, config: Config) -> str:
         if not config.enabled:

@@ -20,6 +20,7 @@ from prefeed.core.in_place import LEAST_MEASURED, MOST_MEASURED, Course, PlacePo
 from prefeed.errors import ConfigError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.loaders.access import Opening, columns_of
 from prefeed.loaders.guesses import Column, Guess
+from prefeed.shown import described
 from prefeed.sources.mounts import Roots
 from prefeed.torch.in_place import InPlace
 from prefeed.types import OriginReads
@@ -33,8 +34,10 @@ SHORT = (
 NOT_READY = "its samples are read in place: the node server was not ready before the epoch ended"
 SLOW = "storage is slow"
 FEW_FILES = "its samples are read in place: they opened too few files to tell whether the cache would help"
-NO_FILES = "its samples are read in place: they opened no file below the roots that was measured"
-
+NO_FILES = (
+    "its samples are read in place: Python opened no file for them below {roots}; name the directory of the files with PREFEED_ROOTS or "
+    "--root, or use `prefeed mount` if a library opens them in C"
+)
 
 _said: set[tuple[str, str]] = set()
 """Origins and reasons of which the log says that they are read in place."""
@@ -140,7 +143,7 @@ class Place:
             return NOT_READY
         num_measured = self.state.num_measured()
         if num_measured < LEAST_MEASURED:
-            return FEW_FILES if num_measured else NO_FILES
+            return FEW_FILES if num_measured else NO_FILES.format(roots=Roots.of(self.config).describe())
         return QUICK
 
     def in_place(self) -> tuple[int, int, int]:
@@ -290,4 +293,4 @@ def refusal_of(err: Exception) -> Refusal:
         return Refusal(str(err), may_pass=not isinstance(err, FilesUnknownError | SampleSetError | ConfigError))
     _log.debug("prefeed: joining failed", exc_info=err)
     # The loop may have changed the dataset just while this looked at it.
-    return Refusal(f"{type(err).__name__}: {err}", may_pass=True)
+    return Refusal(described(err), may_pass=True)

@@ -88,6 +88,24 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
             "135.0 s passed before the first epoch",
         ],
     ),
+    "URL of a store": (
+        USED,
+        {"program": ["python", "train.py", "--data=s3://key:secret@bucket/train?signature", "gs://b/x", "https://b/y"]},
+        [
+            "nothing to do: no DataLoader of torch's was used, and no file below /data (nfs4) was opened",
+            *(f"{url} was given to the program, and none of it was read through prefeed: open it with prefeed.datasets, or as files, "
+            f"by `prefeed mount {url} DIR` or `prefeed stage {url}`" for url in ("s3://bucket/train", "gs://b/x")),
+        ],
+    ),
+    "URL of a store that was read": (
+        READ | loader("photos", served=1, seconds=103) | {START: counters(1, 0, 0)},
+        {"program": ["python", "train.py", "s3://bucket/train"]},
+        [
+            "1 loader served: photos",
+            "48,210 files from the cache (9.1 GiB), 24,105 from the origin (4.5 GiB)",
+            "waited 0.0 % of 103.0 s for data; epochs took 25 % of the program's 412.0 s",
+        ],
+    ),
     "readers in C++": (
         {key_of(FRAMEWORK, "tensorflow"): counters(1)}
         | {key_of(NATIVE, call, root): counters(1) for call, root in [("tf.io.read_file", "/data/b"), ("tf.io.read_file", "/data/a")]}

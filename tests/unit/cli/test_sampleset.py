@@ -309,6 +309,17 @@ def test_a_damaged_record_does_not_hide_the_others(run: Any, write: Any, documen
         assert run(None, "sampleset", "delete", name).exit_code == 0
 
 
+@pytest.mark.parametrize("command", ["sampleset", "job"])
+def test_a_document_without_version_names_its_file_and_what_to_write(
+    run: Any, write: Any, document: dict[str, Any], command: str
+) -> None:
+    del document["apiVersion"]
+    file = write(document)
+    refused = run(None, command, "apply", "-f", file)
+    assert refused.exit_code == 1
+    assert f"{file}: apiVersion is missing; write apiVersion: batch.paddlepaddle.org/v1alpha1" in refused.stderr
+
+
 def test_a_file_that_cannot_be_read(run: Any, sandbox: Sandbox) -> None:
     assert "cannot be read" in run(None, "sampleset", "apply", "-f", str(sandbox.root / "none.yaml")).stderr
 

@@ -204,10 +204,20 @@ def test_an_accessor_of_one_file_a_sample_needs_no_starts() -> None:
     assert declared == Declared(paths=["/a", "/b"], starts=None)
 
 
+def test_an_error_of_a_list_names_the_method() -> None:
+    class Listed(Pages):
+        def train_data_list(self) -> list[str]:
+            raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost") as caught:
+        declared_paths(Listed([]))
+    assert "Listed.train_data_list(), which prefeed called" in caught.value.__notes__[0]
+
+
 def test_an_accessors_error_names_the_index() -> None:
     with pytest.raises(KeyError, match="lost") as caught:
         declared_paths(Pages(["/a", KeyError("lost")]))
-    assert caught.value.__notes__ == ["raised by Pages.prefeed_paths(1), which prefeed asked"]
+    assert caught.value.__notes__ == ["raised by Pages.prefeed_paths(1), which prefeed called"]
 
 
 @pytest.mark.parametrize("answer", [None, 3, [3], [["/a"]]])

@@ -503,7 +503,7 @@ def place(root: Path, **settings: Any) -> Place:
 def test_why_an_epoch_was_read_in_place(root: Path) -> None:
     one = place(root)
     one.epoch_begins(in_place=True)
-    assert one.why_in_place() == NO_FILES
+    assert one.why_in_place() == NO_FILES.format(roots=root)
     one.state.measured(0, is_slow=True)
     assert one.why_in_place() == FEW_FILES
     one.dataset.__getitems__(list(range(40)))

@@ -166,7 +166,9 @@ class _Tuner:
         if first.reason is not None and present.num_workers:
             run = self._trials.run(Ask(settings=with_workers(present, 0), seconds=_WARM_UP * self._budget))
         if run.reason is not None:
-            raise CannotExamineError(f"the loader gives no batches to time: {first.reason}; the budget was {self._budget:g} s")
+            raise CannotExamineError(
+                f"the loader gives no batches to time: {first.reason}; the budget was {self._budget:g} s"
+            )
         return run
 
     def _stays_in_memory(self) -> bool:
