@@ -18,6 +18,7 @@ from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import wait_until
 from namespaces import container_running
 from prefeed.config import resolve
+from slow_files import slow_files, write_files
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -97,6 +98,14 @@ def test_its_output_is_not_read(run: Run, tmp_path: Path) -> None:
     said = [line for line in ours.stderr.splitlines() if line.startswith("prefeed: ")]
     assert [line[:48] for line in said] == ["prefeed: nothing to do: torch was not imported, "]
     assert sorted(ours.stderr.splitlines()) == sorted([*own.stderr.splitlines(), *said])
+
+
+def test_only_mounts_that_the_program_has_read_are_named(run: Run, tmp_path: Path) -> None:
+    files = write_files(tmp_path / "data", {"a.txt": b"1"})
+    with slow_files(files) as read, slow_files(files) as other:
+        ended = run("-m", "prefeed", "run", written(tmp_path, f"open({str(read.path / 'a.txt')!r}).close()\n"))
+    assert f"; 1 open below {read.path} bypassed the cache" in ended.stderr
+    assert str(other.path) not in ended.stderr
 
 
 BESIDE = """

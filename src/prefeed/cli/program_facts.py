@@ -99,7 +99,7 @@ class ProgramFacts(TypedDict):
         began: When it was started, in seconds since 1970.
         seconds: How long it ran.
         is_enabled: False when prefeed was switched off.
-        roots: Which files are for the cache, in words.
+        roots: Which files are for the cache, in words; of network file systems only those in which files were opened, if there were some.
         has_roots: False when that is none.
         has_torch: A process imported torch.
         frameworks: Others whose loaders prefeed serves, and that a process imported.
@@ -159,7 +159,7 @@ def facts_of(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any], *
         began=order["began"],
         seconds=seconds,
         is_enabled=order["is_enabled"],
-        roots=order["roots"],
+        roots=_roots(counted, order),
         has_roots=order["has_roots"],
         has_torch=program.TORCH in counted,
         frameworks=sorted(
@@ -257,6 +257,13 @@ def _no_loader(facts: ProgramFacts) -> str:
     if facts["frameworks"]:
         return f"no loader that prefeed serves was used of {', '.join(facts['frameworks'])}"
     return "torch was not imported"
+
+
+def _roots(counted: Mapping[bytes, Sequence[int]], order: Mapping[str, Any]) -> str:
+    touched = [names[0] for key in counted for kind, names in [program.parts_of(key)] if kind == program.TOUCHED]
+    if order["has_named_roots"] or not order["has_roots"]:
+        return str(order["roots"])
+    return ", ".join(sorted(touched)) or "a network file system"
 
 
 def _no_file(facts: ProgramFacts) -> str:

@@ -93,6 +93,7 @@ def begin_record(line: Sequence[str], config: Config, *, json_file: str | None, 
             order = {
                 "program": list(line), "began": time.time(), "began_monotonic": time.monotonic(), "json": json_file,
                 "is_quiet": is_quiet, "is_enabled": config.enabled, "roots": roots.describe(), "has_roots": bool(roots),
+                "has_named_roots": config.roots is not None,
                 "stderr": list(place_of_stderr()), "is_watched": process is not None, "path": sys.path,
                 "process": asdict(Process.of(os.getpid())),
             }  # fmt: skip

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from prefeed.tally.estimate import deaf, groups
-from prefeed.tally.program import IN_SAMPLE, PAST, add_one, is_counting, key_of
+from prefeed.tally.program import IN_SAMPLE, PAST, TOUCHED, add_one, is_counting, key_of
 
 Covers = Callable[[str], bool] | None
 """Takes the path of a directory, ending in ``/``; returns whether its files are for the cache."""
@@ -137,7 +137,7 @@ def passed(call: str, name: Any) -> None:
         try:
             directory = os.path.dirname(os.fsdecode(name)) + "/"
             if _watch.is_near(directory) and _covers(directory):
-                _count(call)
+                _count(call, directory)
         except Exception:  # noqa: BLE001 - the library says what is wrong with it
             return
 
@@ -148,7 +148,7 @@ def measured(name: str) -> None:
         try:
             directory = os.path.dirname(name) + "/"
             if _watch.is_near(directory) and _covers(directory) and (call := _call_measured(sys._getframe(1))):
-                _count(call)
+                _count(call, directory)
         except Exception:  # noqa: BLE001 - it is no reason for the sample to fail
             return
 
@@ -223,7 +223,7 @@ def _opened(directory: str, name: str, mode: Any, flags: int) -> None:
     if kind != _OWN:  # else it is the user's code, as for nearly all that a sample opens
         call = _call_of(frame, call)
     if call and (_watch.covers is None or _covers(directory)):
-        _count(call)
+        _count(call, directory)
 
 
 def _covers(directory: str) -> bool:
@@ -232,7 +232,11 @@ def _covers(directory: str) -> bool:
     return bool(_watch.covers(directory if directory.startswith("/") else f"{os.getcwd()}/{directory}"))
 
 
-def _count(call: str) -> None:
+def _count(call: str, directory: str) -> None:
+    if directory not in _touched:
+        _touched.add(directory)
+        if (place := place_of(directory)) is not None:
+            add_one(key_of(TOUCHED, place))
     asking = sys.modules.get("prefeed.interception.asking")
     where = "" if asking is None else asking.whereabouts()
     key = _keys.get((call, where))
@@ -244,6 +248,8 @@ def _count(call: str) -> None:
 
 
 _keys: dict[tuple[str, str], bytes] = {}
+_touched: set[str] = set()
+"""Directories whose files were counted."""
 
 
 def _kind_of(frame: FrameType) -> str:

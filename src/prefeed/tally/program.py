@@ -188,6 +188,9 @@ PAST = b"past"
 IN_SAMPLE, IN_OWN_THREAD = "s", "t"
 """Where: by a sample; while one was made, by a thread that it had not started; elsewhere the text is empty."""
 
+TOUCHED = b"touched"
+"""By root: directories below it in which files were opened past the cache."""
+
 ESTIMATED = b"estimated"
 """Opens past the cache that were reckoned from those of other samples; they are counted under ``PAST`` as well."""
 

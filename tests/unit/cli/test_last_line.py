@@ -17,7 +17,7 @@ from prefeed.tally.program import claim
 
 ORDERED: dict[str, Any] = {
     "program": ["x"], "began": 1.0, "began_monotonic": 0.0, "json": None, "is_quiet": False, "is_enabled": True,
-    "roots": "/data", "has_roots": True,
+    "roots": "/data", "has_roots": True, "has_named_roots": True,
 }  # fmt: skip
 
 

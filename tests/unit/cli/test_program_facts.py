@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from prefeed.cli.program_facts import ProgramFacts, facts_of, last_lines
-from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, NATIVE, PAST, READS, START, TORCH, UNSEEN, WHY, key_of
+from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, NATIVE, PAST, READS, START, TORCH, TOUCHED, UNSEEN, WHY, key_of
 
 ORDER: dict[str, Any] = {
-    "program": ["python", "train.py"], "began": 5.0, "is_enabled": True, "roots": "/data (nfs4)", "has_roots": True,
+    "program": ["python", "train.py"], "began": 5.0, "is_enabled": True, "roots": "/data (nfs4)", "has_roots": True, "has_named_roots": True,
 }  # fmt: skip
 
 
@@ -118,6 +118,19 @@ CASES: dict[str, tuple[dict[bytes, Sequence[int]], dict[str, Any], list[str]]] =
     ),
     "nothing": ({}, {}, ["nothing to do: torch was not imported, and no file below /data (nfs4) was opened"]),
     "no loader": (USED, {}, ["nothing to do: no DataLoader of torch's was used, and no file below /data (nfs4) was opened"]),
+    "mounts": (
+        USED | past("open", 3) | {key_of(TOUCHED, "/mnt/b"): counters(2)},
+        {"has_named_roots": False, "roots": "/mnt/a (nfs4), /mnt/b (fuse.x), /mnt/c (cifs)"},
+        [
+            "no DataLoader of torch's was used; 3 opens below /mnt/b bypassed the cache (open 3 outside of samples)",
+            "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache",
+        ],
+    ),
+    "mounts without files": (
+        USED,
+        {"has_named_roots": False, "roots": "/mnt/a (nfs4), /mnt/b (fuse.x), /mnt/c (cifs)"},
+        ["nothing to do: no DataLoader of torch's was used, and no file below a network file system was opened"],
+    ),
     "no roots": (
         USED,
         {"has_roots": False, "roots": "no network file system is mounted"},
