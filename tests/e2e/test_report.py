@@ -232,7 +232,7 @@ def test_a_wait_that_ends_in_an_exception_is_counted(root: Path, said: Said) -> 
     dataset = Hanging(root)
     loader = prefeed.DataLoader(dataset, batch_size=4, num_workers=1, timeout=0.5, multiprocessing_context="fork")
     batches = iter(loader)
-    with pytest.raises(RuntimeError, match="timed out after 0.5 seconds"):
+    with pytest.raises(RuntimeError, match="timed out after"):
         list(batches)
     os.write(dataset.release, b"12")  # for each epoch one
     del batches
@@ -241,7 +241,8 @@ def test_a_wait_that_ends_in_an_exception_is_counted(root: Path, said: Said) -> 
     os.close(dataset.release)
     unfinished, _ = said()
     found = re.fullmatch(
-        rf".*: unfinished epoch of loader \(Hanging\), 2 of {len(loader)} batches: ([\d.]+) % of ([\d.]+) s .*", unfinished
+        rf".*: unfinished epoch of loader \(Hanging\), 2 of {len(loader)} batches: ([\d.]+) % of ([\d.]+) s .*",
+        unfinished,
     )
     assert found is not None, unfinished
     assert float(found[1]) / 100 * float(found[2]) >= 0.4

@@ -142,7 +142,7 @@ class Holdings:
         self.residency: Residency = Residency(budget_bytes)
         self.num_transients: int = 0
         self._tickets: dict[Key, Ticket] = {}
-        self._waiters: dict[Key, list[int]] = {}
+        self._waiters: dict[Key, list[tuple[int, int, bool]]] = {}
         self._uses: dict[Key, int] = {}
         self._aside: dict[Key, tuple[int, int]] = {}  # transients outside the tier: bytes reserved, and beyond that
         self._aside_beyond = 0
@@ -223,9 +223,9 @@ class Holdings:
         """Return the ticket of an object on its way."""
         return self._tickets[key]
 
-    def wait(self, key: Key, token: int) -> None:
-        """A reader waits for an object on its way."""
-        self._waiters.setdefault(key, []).append(token)
+    def wait(self, key: Key, token: int, consumer: int, *, is_late: bool) -> None:
+        """Keep the token of a reader that waits for an object on its way, and how its read was counted."""
+        self._waiters.setdefault(key, []).append((token, consumer, is_late))
 
     def answer(self, token: int, key: Key, outcome: Outcome, code: str = "", message: str = "") -> None:
         """Tell one reader how its question ended."""
@@ -245,10 +245,14 @@ class Holdings:
         table.state[ticket.object_id] = state
         table.in_flight -= 1
 
-    def answer_waiters(self, ticket: Ticket, outcome: Outcome, code: str = "", message: str = "") -> None:
-        """Tell every reader that waits for the object."""
-        for token in self._waiters.pop((ticket.dataset, ticket.object_id), ()):
+    def answer_waiters(
+        self, ticket: Ticket, outcome: Outcome, code: str = "", message: str = ""
+    ) -> list[tuple[int, int, bool]]:
+        """Answer every reader that waits for the object; return them, as given to ``wait``."""
+        waiters = self._waiters.pop((ticket.dataset, ticket.object_id), [])
+        for token, *_ in waiters:
             self._actions.append(Answer(token, ticket.dataset, ticket.object_id, outcome, code, message))
+        return waiters
 
     def reserve(self, cost: int, wanted: Placement, *, is_expected: bool = True) -> Placement:
         """Return where there was room for an object of that cost, reserved now; DIRECT when nowhere.

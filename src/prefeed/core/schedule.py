@@ -242,13 +242,13 @@ class Scheduler:
             code, message = table.failures[object_id]
             self.holdings.answer(token, (dataset, object_id), Outcome.FAILED, code, message)
         elif state == states.FREEING:
-            self._count(consumer, is_late=False)
             self.holdings.answer(token, (dataset, object_id), Outcome.READ_ORIGIN)
         else:
-            self._count(consumer, is_late=was_awaited or state == states.FETCHING)
+            is_late = was_awaited or state == states.FETCHING
+            self._count(consumer, is_late=is_late)
             if state == states.ABSENT:
                 self._fetch_now(consumer, dataset, object_id, once=once)
-            self.holdings.wait((dataset, object_id), token)
+            self.holdings.wait((dataset, object_id), token, consumer, is_late=is_late)
             if self.holdings.ticket((dataset, object_id)).placement == Placement.DIRECT:
                 self._consumers.pass_over(consumer, dataset, object_id)
 
@@ -337,10 +337,12 @@ class Scheduler:
         if permanent:
             self.holdings.settle(ticket, states.FAILED)
             self.tables[ticket.dataset].failures[ticket.object_id] = (code, message)
-            self.holdings.answer_waiters(ticket, Outcome.FAILED, code, message)
+            waiters = self.holdings.answer_waiters(ticket, Outcome.FAILED, code, message)
         else:
             self.holdings.settle(ticket, states.ABSENT)
-            self.holdings.answer_waiters(ticket, Outcome.READ_ORIGIN)
+            waiters = self.holdings.answer_waiters(ticket, Outcome.READ_ORIGIN)
+        for _, consumer, is_late in waiters:  # the reader counts a direct read, if it reads the origin itself
+            self._consumers.count(consumer, late=-int(is_late), misses=-int(not is_late))
 
     def forget_failures(self, dataset: int) -> None:
         """What was refused may be granted now: it is fetched when it is wanted."""

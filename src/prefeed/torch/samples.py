@@ -171,7 +171,8 @@ class SharedState:
     def _row(self) -> npt.NDArray[np.float64]:
         """The row of this process, shape (_NUM_COLUMNS,)."""
         info = torch_worker._worker_info
-        return self._rows[0 if info is None else info.id % _COST_ROWS]
+        row: npt.NDArray[np.float64] = self._rows[0 if info is None else info.id % _COST_ROWS]
+        return row
 
     @property
     def _rows(self) -> npt.NDArray[np.float64]:

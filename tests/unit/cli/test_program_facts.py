@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 
 from prefeed.cli.program_facts import ProgramFacts, facts_of, last_lines
-from prefeed.tally.program import ESTIMATED, FRAMEWORK, LOADER, NATIVE, PAST, READS, START, TORCH, TOUCHED, UNSEEN, WHY, key_of
+from prefeed.tally.program import (
+    ESTIMATED,
+    FRAMEWORK,
+    LOADER,
+    NATIVE,
+    PAST,
+    READS,
+    START,
+    TORCH,
+    TOUCHED,
+    UNSEEN,
+    WHY,
+    key_of,
+)
 
 ORDER: dict[str, Any] = {
     "program": ["python", "train.py"], "began": 5.0, "is_enabled": True, "roots": "/data (nfs4)", "has_roots": True, "has_named_roots": True,

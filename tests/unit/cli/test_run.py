@@ -71,7 +71,14 @@ def test_code_and_standard_input(start) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["-I", "-E x.py", "-S -c pass", "-uI -m package", "-W error -X dev -bIs x.py", "--check-hash-based-pycs default -IX dev"],
+    [
+        "-I",
+        "-E x.py",
+        "-S -c pass",
+        "-uI -m package",
+        "-W error -X dev -bIs x.py",
+        "--check-hash-based-pycs default -IX dev",
+    ],
 )
 @pytest.mark.parametrize("python", ["python", "python3.11", sys.executable, "nice -n 5 python3"])
 def test_a_python_that_would_not_find_prefeed_is_refused(run, python: str, line: str) -> None:
@@ -82,7 +89,13 @@ def test_a_python_that_would_not_find_prefeed_is_refused(run, python: str, line:
 
 @pytest.mark.parametrize(
     "line",
-    ["python -u x.py -I", "python -m package -E", "python -c pass -S", "python -W ISE -XISE - -I", "env x.py python -I"],
+    [
+        "python -u x.py -I",
+        "python -m package -E",
+        "python -c pass -S",
+        "python -W ISE -XISE - -I",
+        "env x.py python -I",
+    ],
 )
 def test_options_of_the_program_are_no_options_of_python(start, line: str) -> None:
     assert start(*line.split())[0][1:] == line.split()[1:]

@@ -45,7 +45,7 @@ def test_a_guest_has_its_answer_and_costs_nothing() -> None:
     holdings = holdings_of(datasets=2)
     holdings.keep(requested(holdings, 1))
     ticket = requested(holdings, 2)
-    holdings.wait((2, 0), 5)
+    holdings.wait((2, 0), 5, 0, is_late=False)
     holdings.share(ticket)
     assert holdings.take_actions() == [Answer(5, 2, 0, Outcome.STORED, "", "")]
     assert holdings.state((2, 0)) == RESIDENT

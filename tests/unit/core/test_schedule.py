@@ -278,6 +278,18 @@ def test_a_failure_gives_its_room_back(permanent: bool) -> None:
     assert ring.scheduler.residency.resident_bytes == 0
 
 
+@pytest.mark.parametrize("permanent", [True, False])
+def test_a_read_that_is_sent_to_the_origin_is_counted_there_alone(permanent: bool) -> None:
+    ring = roomy()
+    ring.plan(READER, 1, [0])
+    ring.demand(1, 0)
+    assert ring.scheduler.counts.reads == 1
+    ring.fail(1, 0, permanent=permanent)
+    assert ring.scheduler.counts.reads == 0
+    ring.scheduler.count_reads(READER, 0, 1)
+    assert (ring.scheduler.counts.reads, ring.scheduler.counts.direct_reads) == (1, 1)
+
+
 def test_a_changed_object_is_served_and_not_kept() -> None:
     ring = roomy()
     token = ring.demand(1, 0)

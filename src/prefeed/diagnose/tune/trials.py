@@ -244,7 +244,6 @@ class Trials:
             gc.collect()  # what the frames of a traceback held
         return msgspec.structs.replace(run, cost_seconds=time.perf_counter() - began)
 
-    @property
     def is_over(self) -> bool:
         """True when there is no time for another run."""
         return time.perf_counter() >= self.deadline
@@ -321,10 +320,12 @@ class Trials:
             now = time.perf_counter()
         synchronize(self._device)
         seconds = time.perf_counter() - began
-        if not number and fed.number and self.is_over:  # those with which the queues were filled are all that there is
+        if (
+            not number and fed.number and self.is_over()
+        ):  # those with which the queues were filled are all that there is
             number, seconds = fed.number, filled - started
             waited = seconds
-        if not number and self.is_over:
+        if not number and self.is_over():
             raise LoaderFailed(_OUT_OF_TIME)
         if not number:
             raise LoaderFailed(f"the data end after {fed.number} batches, before anything could be timed")

@@ -118,7 +118,7 @@ class _Tuner:
         present = present_settings(self._loader)
         first = self._warm_up(present)
         compute = None
-        if self._step is not None and not self._trials.is_over:
+        if self._step is not None and not self._trials.is_over():
             self._say("the training step alone")
             compute = self._trials.step_alone(_STEP_ALONE * self._budget)
         spent = time.perf_counter() - self._began
@@ -134,11 +134,11 @@ class _Tuner:
         steps = search.steps()
         ask = next(steps)
         while True:
-            if self._trials.is_over:
+            if self._trials.is_over():
                 return search.found_so_far()
             self._say(str(ask.settings))
             run = self._trials.run(ask)
-            if run.reason is not None and self._trials.is_over:
+            if run.reason is not None and self._trials.is_over():
                 return search.found_so_far()
             try:
                 ask = steps.send(run)
