@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,10 +33,10 @@ from prefeed.shown import described
 from prefeed.system.thread_lock import ThreadLock
 from prefeed.tally import program
 from prefeed.torch.in_place import InPlace
-from prefeed.torch.items import is_stream, shown_as
+from prefeed.torch.items import LoaderView, is_stream, samples_as_torchs, shown_as, works_in_threads
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
 from prefeed.torch.order import pass_length
-from prefeed.torch.place import Place, Refusal, measures, refusal_of
+from prefeed.torch.place import Place, ReadTotals, Refusal, measures, refusal_of
 from prefeed.torch.planning import PlannedSampler
 from prefeed.torch.resuming import Position, Rest, num_batches_of
 from prefeed.torch.ring import Lease, Rings, can_pin
@@ -81,12 +80,7 @@ class Attachment(Reported):
         self._place_said = ""
         self._is_unserved = False  # the epoch was in place so far
         self._is_named = False  # by a sample set that cannot be used, which is worth a warning
-        self._reads_before = ReadCounts()  # of stand-ins that were replaced, and of epochs in place that are over
-        self._told_in_place = (
-            0,
-            0,
-            0,
-        )  # samples, files, bytes of this epoch; negative: of earlier ones that were not told
+        self._totals = ReadTotals()
         self.position: Position = Position()
         self.turn: int = 0  # of the iterator that was made last: an older one is not counted any more
 
@@ -211,19 +205,17 @@ class Attachment(Reported):
     def read_counts(self) -> ReadCounts | None:
         """Return how the loader's reads went so far, by the counts of its own processes: those of a killed server are lost.
 
-        A read in place is a direct one. The server tells the best possible ratio. None while nothing stands in for the dataset.
+        A read in place is a direct one. Only the best possible ratio is the server's. None while nothing stands in for the dataset.
         """
-        known = super().read_counts()
+        known, stand_in = super().read_counts(), self.stand_in
         best = None if known is None else known.best_hit_ratio
-        return None if self.stand_in is None else replace(self._reads_so_far(), best_hit_ratio=best)
+        if stand_in is None:
+            return None
+        return replace(self._totals.now(stand_in.shared, self._place), best_hit_ratio=best)
 
-    def _reads_so_far(self) -> ReadCounts:
-        before, stand_in, place = self._reads_before, self.stand_in, self._place
-        hits, others = (0, 0) if stand_in is None else stand_in.shared.num_reads()
-        in_place = 0 if place is None else place.in_place()[1]
-        return ReadCounts(
-            hits=before.hits + hits, misses=before.misses + others, direct_reads=before.direct_reads + in_place
-        )
+    def _stand_in_ends(self) -> None:
+        if self.stand_in is not None:
+            self._totals.keep(self.stand_in.shared, self._place)
 
     def reads_of_epoch(self) -> OriginReads | None:
         """Return how the samples of the epoch were read, without those that were returned before; None where that is not known."""
@@ -231,14 +223,7 @@ class Attachment(Reported):
         if place is None:
             return super().reads_of_epoch()
         reads = place.reads(question_seconds=None if consumer is None else consumer.question_seconds)
-        samples, files, num_bytes = self._told_in_place
-        self._told_in_place = reads.samples, reads.files, reads.bytes  # an iterator may go on to another epoch
-        return replace(
-            reads,
-            samples=reads.samples - samples,
-            files=max(0, reads.files - files),
-            bytes=max(0, reads.bytes - num_bytes),
-        )
+        return self._totals.not_reported(reads)
 
     def config_in_place(self) -> Config | None:
         """Return the settings of the node whose server may hear that the epoch was read in place; None: it was not."""
@@ -365,7 +350,7 @@ class Attachment(Reported):
 
     def _give_up(self, refusal: Refusal) -> None:
         """Let the loader go, and say why."""
-        self._reads_before = self._reads_so_far()
+        self._stand_in_ends()
         with self._changing:
             self._let_go()
             self.served = self.planned = self._rings = self._place = None
@@ -405,7 +390,7 @@ class Attachment(Reported):
             return f"its class, {type(loader).__name__}, chooses the sampler in a way of its own"
         opening = access_of(loader.dataset, config, explicit=self.explicit)
         if _may_begin_in_place(loader, opening, config):
-            self._reads_before = self._reads_so_far()
+            self._stand_in_ends()
             with self._changing:
                 self._let_go()
                 self._consumer = self.served = None
@@ -422,7 +407,7 @@ class Attachment(Reported):
         except BaseException:
             node.close()
             raise
-        self._reads_before = self._reads_so_far()
+        self._stand_in_ends()
         with self._changing:
             self._let_go()
             self._place, self._consumer, self.served = None, Consumer(node, access.dataset), None
@@ -456,10 +441,7 @@ class Attachment(Reported):
         """Another epoch begins: in place, or through the server that the loader has joined before."""
         self._count_unserved(place)
         place.epoch_ended()
-        samples, files, num_bytes = place.in_place()
-        self._reads_before = replace(self._reads_before, direct_reads=self._reads_before.direct_reads + files)
-        told = self._told_in_place  # less than all of an epoch that the loop has left
-        self._told_in_place = told[0] - samples, told[1] - files, told[2] - num_bytes
+        self._totals.epoch_begins(place)
         assert self.planned is not None
         with self._changing:
             consumer = self._consumer
@@ -588,19 +570,6 @@ class Attachment(Reported):
             self._consumer.close()
 
 
-class LoaderView:
-    """What torch's iterators read of a loader: attributes that were set here, and for all others those of the loader.
-
-    It is of no class of the user's, and no copy: a class with ``__del__`` would see an object that its user never made.
-    """
-
-    def __init__(self, loader: TorchDataLoader[Any]) -> None:
-        self.__loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__loader, name)
-
-
 def _may_begin_in_place(loader: Any, opening: Opening, config: Config) -> bool:
     """Return whether a loader's epochs may begin without the server, because that has to start, or may not be needed.
 
@@ -624,20 +593,3 @@ def _pass_length(loader: TorchDataLoader[Any]) -> int | None:
     if num_samples is None:
         return None
     return pass_length(loader._index_sampler, num_samples=num_samples, batch_size=getattr(loader, "batch_size", None))
-
-
-def works_in_threads(loader: TorchDataLoader[Any]) -> bool:
-    """Return True when the loader's workers are threads of this process, as those of MONAI's ``ThreadDataLoader`` may be."""
-    worker = getattr(loader.multiprocessing_context, "Process", None) if loader.num_workers else None
-    return isinstance(worker, type) and issubclass(worker, threading.Thread)
-
-
-def samples_as_torchs(loader: Any) -> bool:
-    """Return True when the loader draws its batches from its own ``batch_sampler`` or ``sampler``.
-
-    One of another class than torch's has what torch's iterators read of it, and no more: its sampler is all that there is.
-    """
-    if not isinstance(loader, TorchDataLoader):
-        return True
-    own = loader.batch_sampler if loader._auto_collation else loader.sampler
-    return loader._index_sampler is own

@@ -7,6 +7,7 @@ the plan is as good as that of a loader of torch's, and each item is made in the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
@@ -145,3 +146,33 @@ class _Counted:
         for drawn in self._own:
             next(planned, None)
             yield drawn
+
+
+class LoaderView:
+    """What torch's iterators read of a loader: attributes that were set here, and for all others those of the loader.
+
+    It is of no class of the user's, and no copy: a class with ``__del__`` would see an object that its user never made.
+    """
+
+    def __init__(self, loader: TorchDataLoader[Any]) -> None:
+        self.__loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__loader, name)
+
+
+def works_in_threads(loader: TorchDataLoader[Any]) -> bool:
+    """Return True when the loader's workers are threads of this process, as those of MONAI's ``ThreadDataLoader`` may be."""
+    worker = getattr(loader.multiprocessing_context, "Process", None) if loader.num_workers else None
+    return isinstance(worker, type) and issubclass(worker, threading.Thread)
+
+
+def samples_as_torchs(loader: Any) -> bool:
+    """Return True when the loader draws its batches from its own ``batch_sampler`` or ``sampler``.
+
+    One of another class than torch's has what torch's iterators read of it, and no more: its sampler is all that there is.
+    """
+    if not isinstance(loader, TorchDataLoader):
+        return True
+    own = loader.batch_sampler if loader._auto_collation else loader.sampler
+    return loader._index_sampler is own

@@ -29,11 +29,11 @@ from prefeed.shown import shown
 from prefeed.sources.mounts import Roots
 from prefeed.system.machine import open_files
 from prefeed.torch import patch
-from prefeed.torch.attachment import Attachment, LoaderView, samples_as_torchs, works_in_threads
+from prefeed.torch.attachment import Attachment
 from prefeed.torch.attachments import Attachments
 from prefeed.torch.collating import collate_of, copies_samples
 from prefeed.torch.in_place import InPlace
-from prefeed.torch.items import shown_as_torchs
+from prefeed.torch.items import LoaderView, samples_as_torchs, shown_as_torchs, works_in_threads
 from prefeed.torch.naming import note_made
 from prefeed.torch.resuming import Position, Rest
 from prefeed.torch.ring import Lease

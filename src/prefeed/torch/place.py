@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -23,7 +23,8 @@ from prefeed.loaders.guesses import Column, Guess
 from prefeed.shown import described
 from prefeed.sources.mounts import Roots
 from prefeed.torch.in_place import InPlace
-from prefeed.types import OriginReads
+from prefeed.torch.samples import SharedState
+from prefeed.types import OriginReads, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
@@ -260,6 +261,49 @@ class Place:
         """The loader is let go; takes no lock."""
         if self.joining is not None:
             self.joining.stop()
+
+
+class ReadTotals:
+    """Counts of the reads of one loader, over all that stood in for its dataset so far."""
+
+    def __init__(self) -> None:
+        self._before = ReadCounts()  # of stand-ins that were replaced, and of epochs in place that are over
+        self._reported = (
+            0,
+            0,
+            0,
+        )  # samples, files, bytes of this epoch; negative: those of earlier epochs that were not reported
+
+    def now(self, shared: SharedState, place: Place | None) -> ReadCounts:
+        """Return all reads: those through readers of the stand-in, and those of this epoch in place."""
+        hits, others = shared.num_reads()
+        direct = 0 if place is None else place.in_place()[1]
+        before = self._before
+        return ReadCounts(
+            hits=before.hits + hits, misses=before.misses + others, direct_reads=before.direct_reads + direct
+        )
+
+    def keep(self, shared: SharedState, place: Place | None) -> None:
+        """Keep the counts of a stand-in that is replaced."""
+        self._before = self.now(shared, place)
+
+    def epoch_begins(self, place: Place) -> None:
+        """Keep the counts of the epoch before, because those of the place begin at zero."""
+        samples, files, num_bytes = place.in_place()
+        self._before = replace(self._before, direct_reads=self._before.direct_reads + files)
+        reported = self._reported  # less than all of an epoch that the loop has left
+        self._reported = reported[0] - samples, reported[1] - files, reported[2] - num_bytes
+
+    def not_reported(self, reads: OriginReads) -> OriginReads:
+        """Return the reads of this epoch without those that were returned before, because an iterator may continue in another epoch."""
+        samples, files, num_bytes = self._reported
+        self._reported = reads.samples, reads.files, reads.bytes
+        return replace(
+            reads,
+            samples=reads.samples - samples,
+            files=max(0, reads.files - files),
+            bytes=max(0, reads.bytes - num_bytes),
+        )
 
 
 def measures(opening: Opening, config: Config) -> bool:
