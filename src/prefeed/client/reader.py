@@ -110,15 +110,8 @@ class ObjectReader:
         self._lent: list[tuple[int, Lent]] = []  # by object: the sample that reads parts of it is being made
         self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
         self._renewed_at = -_RENEW_SECONDS
-        self._hits = 0
-        self._hit_bytes = 0  # of what is lent those that were read, once its sample is made
-        self._direct_reads = self._in_own_threads = 0
-        self._unreported_bytes = 0
-        self._unread_bytes = 0  # of these, what was lent and not read
         self._reported_at = 0.0
-        self._counted_hits = self._counted_direct = self._counted_bytes = 0  # of those that are not reported yet
-        self._untaken = [0, 0]  # hits and other reads, see take_counts
-        self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
+        self._reset_counts()
         self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
         self._of_threads: IdleReaders[ObjectReader] = IdleReaders()
 
@@ -594,11 +587,16 @@ class ObjectReader:
         del self._consumed[:]
         del self._opened[:]
         self._lent.clear()
+        self._reset_counts()
+
+    def _reset_counts(self) -> None:
         self._hits = self._direct_reads = self._in_own_threads = 0
-        self._unreported_bytes = self._unread_bytes = self._hit_bytes = 0
-        self._counted_hits = self._counted_direct = self._counted_bytes = 0
-        self._from_origin = self._from_origin_bytes = 0
-        self._untaken = [0, 0]
+        self._hit_bytes = 0  # of what is lent those that were read, once its sample is made
+        self._unreported_bytes = 0
+        self._unread_bytes = 0  # of these, what was lent and not read
+        self._counted_hits = self._counted_direct = self._counted_bytes = 0  # of those that are not reported yet
+        self._untaken = [0, 0]  # hits and other reads, see take_counts
+        self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
 
 
 def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:
