@@ -413,6 +413,11 @@ def _forget(shared: SharedEnvironment) -> None:
         del _open[shared.identity]
 
 
+def is_open_here(directory: Path) -> bool:
+    """Return whether this process has the store open; call with the lock held."""
+    return identity_of(directory) in _open
+
+
 def is_written_here(directory: Path) -> bool:
     """Return whether a writer of this process has the store open."""
     with lock:

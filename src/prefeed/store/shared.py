@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import lmdb
 from xxhash import xxh3_64_digest
@@ -22,6 +23,8 @@ from prefeed.store.environment import (
     attach_to_write,
     identity_and_size,
     identity_of,
+    is_open_here,
+    lock,
     process_id,
     remap_when_idle,
     try_adopt_size,
@@ -45,6 +48,9 @@ __all__ = ["SharedTier", "SharedTierStatistics", "remove_store"]
 
 T = TypeVar("T")
 _log = logging.getLogger("prefeed")
+
+_NONSENSE: Final = (ArithmeticError, LookupError, TypeError, ValueError, struct.error)
+"""Raised by code that computes with what a damaged store returned, for example totals below zero."""
 
 
 class VerifiedBatch(Batch):
@@ -216,7 +222,21 @@ class SharedTier(StoreReader):
             and is_foreign(namespace_of(self._directory))
         )
 
+    def _attach(self) -> SharedEnvironment | None:
+        self._look_through()
+        return super()._attach()
+
+    def _look_through(self) -> None:
+        """Empty a damaged store on disk before this process opens it as the only one: LMDB may crash in a damaged tree."""
+        if self._on_disk and self._adopts and self._current() is None:
+            with lock:
+                if not is_open_here(self._directory) and (
+                    why := shared_files.empty_if_damaged(self._directory, on_disk=True, is_suspect=False)
+                ):
+                    _say_damaged(self._directory, why)
+
     def _attach_to_write(self) -> SharedEnvironment | None:
+        self._look_through()
         shared = self._current()
         identity, size_bytes = identity_and_size(self._directory)
         if shared is not None and identity != shared.identity:
@@ -252,7 +272,7 @@ class SharedTier(StoreReader):
         try:
             with read_transaction(shared) as txn:
                 return look(shared, txn)
-        except lmdb.Error as err:
+        except (lmdb.Error, *_NONSENSE) as err:
             self._failed(shared, err)
         except OSError:
             self._let_go(shared)
@@ -267,7 +287,7 @@ class SharedTier(StoreReader):
                 return otherwise
             with held(shared):
                 return act(shared)
-        except lmdb.Error as err:
+        except (lmdb.Error, *_NONSENSE) as err:
             if shared is not None:
                 self._failed(shared, err)
         except BlockingIOError:  # another process keeps the turn, or the directory: it may have been stopped
@@ -277,15 +297,19 @@ class SharedTier(StoreReader):
                 self._let_go(shared)
         return otherwise
 
-    def _failed(self, shared: SharedEnvironment, err: lmdb.Error) -> None:
+    def _failed(self, shared: SharedEnvironment, err: Exception) -> None:
         """Let go of a store that LMDB has refused; one that is damaged is emptied."""
-        if isinstance(err, DAMAGE):
-            _log.warning("prefeed: the store in %s is damaged (%s) and is emptied", self._directory, err)
+        if isinstance(err, (*DAMAGE, *_NONSENSE)):
+            _say_damaged(self._directory, str(err))
             shared_files.empty(self._directory, shared.identity)
         self._let_go(shared)
 
     def _delete_corrupt(self, keys: Sequence[bytes]) -> None:
         self._write(lambda shared: self._writer.delete(shared, keys, corrupt=True), None)
+
+
+def _say_damaged(directory: Path, why: str) -> None:
+    _log.warning("prefeed: the store in %s is damaged (%s) and is emptied", directory, why)
 
 
 def _is_right(view: memoryview, checksum: Checksum | None) -> bool:

@@ -50,7 +50,10 @@ def put_checksum(shared: SharedEnvironment, txn: Any, key: bytes, value: Buffer)
     page = 0
     if size > INLINE_MAX_BYTES:
         # LMDB's header before the value begins with the number of its page (0.9.x, 2026-11).
-        inside = np.frombuffer(txn.get(key, None, shared.tables[0]), np.uint8).__array_interface__["data"][0]
+        found = txn.get(key, None, shared.tables[0])
+        if found is None:  # keys on its way down are damaged, so that LMDB put it where it does not find it
+            raise lmdb.CorruptedError("a value that was just put is not found")
+        inside = np.frombuffer(found, np.uint8).__array_interface__["data"][0]
         page = ctypes.c_uint64.from_address(inside - PAGE_HEADER_BYTES).value
     txn.put(key, _RECORD.pack(xxh3_64_digest(value), size, page), db=shared.tables[1])
 

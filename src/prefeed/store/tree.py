@@ -154,7 +154,7 @@ class Walk:
                     raise _damaged("the list of free pages")
                 lists.append((self._value_start(page, nodes, at), nodes.words[at]))
         for start, size in lists:  # when all pages that they lie in are known
-            words = np.frombuffer(self._read(start, size), np.uint64)
+            words = np.frombuffer(self._read(start, size // 8 * 8), np.uint64)
             if size % 8 or not size or int(words[0]) != len(words) - 1:
                 raise _damaged("a list of free pages")
             free = words[1:].astype(np.int64)

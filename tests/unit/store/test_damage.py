@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.store.entry_sums import sum_of
-from prefeed.store.layout import PAGE_BYTES, data_path, lock_path, readers_path, sums_path, writer_lock_path
+from prefeed.store.layout import PAGE_BYTES, TOTALS_KEY, data_path, lock_path, readers_path, sums_path, writer_lock_path
 from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
 from prefeed.store.tree import Walk, last_transaction
@@ -125,6 +127,87 @@ def test_flipped_bytes_beside_the_data(directory: Path, sandbox: Sandbox, name: 
         copied(whole, directory)
         flip(directory / name, rng)
         assert assert_right(directory) >= 78
+
+
+# ---------------------------------------------------------------- a store that many processes write, on disk
+
+
+def filled_on_disk(directory: Path, count: int = 150) -> None:
+    """Leave a store on disk from which some values were deleted."""
+    directory.mkdir(mode=0o700)
+    tier = SharedTier(directory, limit_bytes=4 * BUDGET, on_disk=True)
+    for first in range(0, count, 10):
+        tier.put_many([(key_of(n), value_of(n, size_of(n))) for n in range(first, first + 10)])
+        tier.delete_many([key_of(n) for n in range(first - 10, first) if n >= 0 and n % 6 == 5])
+    tier.close()
+
+
+def assert_never_wrong(tier: SharedTier, count: int = 150) -> None:
+    """Do all that processes do with a store: values are right or absent, and nothing is raised."""
+    for _ in range(2):
+        for number in range(count):
+            key, value = key_of(number), value_of(number, size_of(number))
+            found = tier.get(key)
+            assert found in (None, value)
+            if found is None:
+                tier.put_many([(key, value)])
+        tier.statistics()
+        tier.delete_many(tier.keys()[::3])
+    tier.put_many([(key_of(n), value_of(n, size_of(n))) for n in range(count)])
+    tier.close()
+
+
+def key_places(path: Path, count: int = 150) -> list[int]:
+    """Return where keys lie in the pages of trees."""
+    data = path.read_bytes()
+    pages = [(at * PAGE_BYTES, data[at * PAGE_BYTES : (at + 1) * PAGE_BYTES]) for at in tree_pages(path)]
+    return [at + page.index(key) for at, page in pages for key in map(key_of, range(count)) if key in page]
+
+
+def test_keys_that_change_under_a_process_that_has_the_store_open(directory: Path, sandbox: Sandbox) -> None:
+    """LMDB then does not find what it has just stored."""
+    whole, rng = sandbox.root / "whole", random.Random(5)
+    filled_on_disk(whole)
+    places = key_places(data_path(whole))
+    for _ in range(4):
+        copied(whole, directory)
+        tier = SharedTier(directory, limit_bytes=4 * BUDGET, on_disk=True)
+        assert tier.get(key_of(1)) is not None
+        for place in rng.sample(places, len(places) // 2):
+            flip(data_path(directory), rng, 1, (place, place + 1))
+        assert_never_wrong(tier)
+
+
+def test_totals_that_change_under_a_process_that_has_the_store_open(directory: Path) -> None:
+    """They are less than what is deleted."""
+    filled_on_disk(directory)
+    tier = SharedTier(directory, limit_bytes=4 * BUDGET, on_disk=True)
+    assert tier.get(key_of(1)) is not None
+    data = data_path(directory).read_bytes()
+    with data_path(directory).open("r+b") as file:
+        for place in (found.end() for found in re.finditer(re.escape(TOTALS_KEY), data)):
+            file.seek(place)
+            file.write(bytes(16))
+    assert_never_wrong(tier)
+
+
+def test_flipped_bits_of_a_store_on_disk(directory: Path, sandbox: Sandbox) -> None:
+    """Between two processes: the next one comes up, in a process of its own, since a signal would be its end."""
+    whole, rng = sandbox.root / "whole", random.Random(20)
+    filled_on_disk(whole)
+    pages = tree_pages(data_path(whole))
+    for trial in range(TRIALS):
+        copied(whole, directory)
+        for _ in range(20):
+            page = rng.choice(pages)
+            within = (page * PAGE_BYTES, (page + 1) * PAGE_BYTES) if trial % 2 else None
+            flip(data_path(directory), rng, 1, within)
+        process = multiprocessing.get_context("fork").Process(
+            target=assert_never_wrong, args=(SharedTier(directory, limit_bytes=4 * BUDGET, on_disk=True),)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 0
 
 
 def _truncated(path: Path) -> None:
