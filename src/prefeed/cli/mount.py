@@ -14,6 +14,7 @@ from prefeed.cli.text import printable
 from prefeed.cli.url import absolute_url
 from prefeed.config import parse_setting
 from prefeed.mount import Mounting, start_mount, stop_mount
+from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
 
 
 @click.command(name="mount")
@@ -66,10 +67,10 @@ def _ended_by_signals(mounting: Mounting) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         mounting.holder.terminate()
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, end) for number in numbers}
+    before = {number: signal.signal(number, end) for number in ENDING}
     try:
-        yield
+        with ignoring_signals_of_jobs():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -20,6 +20,7 @@ from prefeed.cli.last_line import ORDER, place_of_stderr, read_order, remove
 from prefeed.config import Config
 from prefeed.sources.mounts import Roots
 from prefeed.system.machine import Process
+from prefeed.system.signals import ENDING, OF_JOBS
 from prefeed.tally.opens import write_roots
 from prefeed.tally.program import VARIABLE, own_prefix
 from prefeed.wire.endpoint import make_runtime_dir
@@ -29,7 +30,7 @@ _NEW_SECONDS: Final = 3600.0
 """A directory without an order is so long about to get one."""
 
 _WATCHER: Final = Path(__file__).with_name("watcher.py")
-_LEFT_ALONE: Final = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGQUIT}
+_LEFT_ALONE: Final = OF_JOBS | ENDING | {signal.SIGTSTP}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from prefeed.config import Config, as_text
 from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 from prefeed.places import is_nowhere
 from prefeed.system.locks import file_lock
+from prefeed.system.signals import holding_signals_of_jobs
 from prefeed.wire.endpoint import SOCKET, connect_in, find_server, make_runtime_dir, peer_process, say_passed_over
 
 _ALREADY_RUNNING_STATUS = 4
@@ -231,7 +232,7 @@ def in_turn(config: Config) -> Iterator[None]:
 def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:
     """Start a server, and return it with where its words begin in the log."""
     environment = server_environment(config, os.environ)
-    with log.open("ab") as output, _without_forks():
+    with log.open("ab") as output, _without_forks(), holding_signals_of_jobs():
         start = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "prefeed.server"],

@@ -29,6 +29,7 @@ from prefeed.mount.daemon import Records, serve
 from prefeed.mount.request import SUBTYPE, MountRequest
 from prefeed.mount.service import WANTED
 from prefeed.system.locks import try_flock
+from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
 
 _MOST_DEATHS: Final = 5
 _WITHIN_SECONDS: Final = 60.0
@@ -66,7 +67,7 @@ class Holder:
         try:
             features = self._greet()
             records = Records.empty()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in ENDING:
                 signal.signal(number, self._end)
             signal.signal(signal.SIGALRM, self._end_daemon)
             status = 1
@@ -147,7 +148,7 @@ class Holder:
         """Be the daemon; never returns."""
         status = 1
         try:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in (*ENDING, signal.SIGALRM):
                 signal.signal(number, signal.SIG_IGN)  # the holder unmounts, which ends this process
             if self._program is not None:
                 os.close(self._program.link)
@@ -187,7 +188,7 @@ class Holder:
         signal.alarm(_GRACE_SECONDS)
 
     def _end_daemon(self, number: int, frame: FrameType | None) -> None:
-        if self._daemon:
+        if self._daemon and self._is_ending:  # else a scheduler has sent it
             os.kill(self._daemon, signal.SIGKILL)
 
 
@@ -211,7 +212,8 @@ def main() -> int:
         os.dup2(2, 1)  # a reader of its output gets the end of it
 
     try:
-        return Holder(request, config, said).run()
+        with ignoring_signals_of_jobs():
+            return Holder(request, config, said).run()
     except (PrefeedError, OSError) as err:
         said(str(err))
         return 1

@@ -41,6 +41,7 @@ from prefeed.store.node_directory import remove_unused as remove_unused_director
 from prefeed.store.writer import TierWriter
 from prefeed.system.memory_nodes import spread_new_pages
 from prefeed.system.removing import remove_tree
+from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
 from prefeed.system.trust import open_own
 from prefeed.wire.endpoint import LOCK, make_runtime_dir, remove_in_transit
 
@@ -87,7 +88,7 @@ def run_foreground(config: Config) -> int:
     _allow_many_descriptors()
     runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
-        _only_server(config, runtime_dir), _held_port(config), _node_directory(config) as own,
+        ignoring_signals_of_jobs(), _only_server(config, runtime_dir), _held_port(config), _node_directory(config) as own,
         _stores(config, own) as (tier, sessions, on_tmpfs, notices, grant), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
         _remove_unused(config, own, runtime_dir, tier.directory)
@@ -407,7 +408,7 @@ def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
         handlers.is_stopping = True
         loop.wake()
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, stop) for number in ENDING}
     try:
         os.nice(_NICENESS)
         yield

@@ -23,6 +23,7 @@ from prefeed.config import Config
 from prefeed.errors import SourceError, TransientSourceError, error_of
 from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import StoreAccess
+from prefeed.system.signals import holding_signals_of_jobs, ignoring_signals_of_jobs
 from prefeed.types import FetchedObject, ObjectInfo
 
 _MODULE: Final = "prefeed.sources.fork_proxy"
@@ -203,9 +204,12 @@ class ForkedReader:
     def _ask(self, request: Request) -> IO[bytes]:
         """Send a request, to a new helper if there is none, and return the pipe that the answer comes from."""
         fresh = self._process is None
-        process = self._process or subprocess.Popen(
-            [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        process = self._process
+        if process is None:
+            with holding_signals_of_jobs():
+                process = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
         self._process = process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -302,7 +306,8 @@ def _main(open_source: Callable[..., BrowsableSource]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who closes the pipe.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _serve(open_source, sys.stdin.buffer, replies)
+    with ignoring_signals_of_jobs():
+        _serve(open_source, sys.stdin.buffer, replies)
 
 
 if __name__ == "__main__":

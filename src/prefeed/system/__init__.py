@@ -13,5 +13,6 @@
 ``trust``       the owner of a directory, checked on an open descriptor
 ``removing``    removes trees; follows no link and enters no mount
 ``clock``       time as an argument
+``signals``     which signals end a process of prefeed's
 ``units``       sizes and times in words
 """
