@@ -7,21 +7,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import prefeed
 from leaks import wait_until
 from prefeed.cli.main import cli
 from prefeed.client import ending
 from prefeed.client.ending import end_server, silent_server
 from prefeed.client.launch import start_server
+from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.errors import ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerUnavailableError
 from prefeed.types import ServerEnd, SilentServer
 from prefeed.wire.endpoint import make_runtime_dir
-from process.conditions import status
+from process.conditions import make_objects, status
 
 HANGS = """
 import fcntl, os, signal, sys, socket
@@ -146,3 +149,28 @@ def test_waits_are_bounded(hanging: subprocess.Popen[str], monkeypatch: pytest.M
     assert failed.exit_code == 1
     assert f"(pid {hanging.pid}) was killed" in failed.stderr
     assert told == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("descriptors", [22, 32])
+def test_a_server_that_can_open_no_files_says_so_and_is_stopped(descriptors: int, tmp_path: Path) -> None:
+    """With 22 it serves nobody; with 32 clients still get in when its datasets have taken the rest."""
+    line = f'ulimit -n {descriptors}; exec "$0" -m prefeed server start'
+    started = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, check=False)
+    assert f"may have {descriptors};" in started.stderr or f"only {descriptors} file descriptors" in started.stderr
+    make_objects(tmp_path / "objects")
+    config = resolve({})
+    with ExitStack() as clients:
+        refusals = []
+        for _ in range(3):
+            try:
+                node = clients.enter_context(NodeClient.connect(config, autostart=False))
+                node.open_dataset(os.fspath(tmp_path / "objects"))
+            except PrefeedError as err:
+                refusals.append(str(err))
+        assert refusals
+        assert all("ulimit -n" in text and "container" not in text for text in refusals), refusals
+        if descriptors == 32:
+            assert prefeed.statistics().hits == 0
+        stopped = run("server", "stop")
+        assert (stopped.exit_code, stopped.stdout.endswith(" stopped\n")) == (0, True), stopped.stderr
+    assert silent_server(config) is None

@@ -14,7 +14,7 @@ from typing import Final
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
-from prefeed.errors import ServerBusyError, ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerBusyError, ServerUnavailableError
 from prefeed.system.trust import open_own
 from prefeed.types import ServerEnd, SilentServer
 from prefeed.wire.endpoint import LOCK
@@ -100,7 +100,7 @@ def end_server(config: Config) -> ServerEnd:
                     raise
                 raise ServerUnavailableError(f"no server runs for {config.home}: there is nothing to stop") from err
         if not owner.is_suspended:
-            with contextlib.suppress(ServerUnavailableError):
+            with contextlib.suppress(PrefeedError):  # one of another version, or that can open nothing, takes a signal
                 _ask_to_end(config)
                 if owner.ends_within(_ORDERLY_SECONDS):
                     return ServerEnd(pid=owner.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import TypeVar
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError
 from prefeed.server.datasets import Dataset, Opened
-from prefeed.server.loop import Reach
+from prefeed.server.loop import NO_DESCRIPTORS, Reach, lack_of_descriptors
 from prefeed.sources.catalogue_writer import directory_of, is_catalogue, open_catalogue
 from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.library import Listed, ManifestLibrary
@@ -545,15 +546,29 @@ class Openings:
 
         try:
             result = open_it(progress)
-        except PrefeedError as err:
-            self._call_soon(partial(failed, err))
         except Exception as err:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            other = PrefeedError(
-                f"cannot make the manifest of {name} below {self._config.home}: {type(err).__name__}: {err}"
-            )
+            why = explained(err, self._config.home) or explained(err.__cause__, self._config.home)
+            if isinstance(err, PrefeedError) and not why:
+                self._call_soon(partial(failed, err))
+                return
+            why = why or f"{type(err).__name__}: {err}"
+            other = PrefeedError(f"cannot make the manifest of {name} below {self._config.home}: {why}")
             self._call_soon(lambda: failed(other))
         else:
             self._call_soon(lambda: opened(result))
+
+
+def explained(err: BaseException | None, home: Path) -> str:
+    """Return what to change about an error of the system; empty if that is not known."""
+    number = err.errno if isinstance(err, OSError) else None
+    if number in NO_DESCRIPTORS:
+        return lack_of_descriptors()
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"{os.strerror(number)}; free space on the file system of {home} (`prefeed clear` empties the cache), or set "
+            "PREFEED_HOME to a directory on another one"
+        )
+    return ""
 
 
 def _view_of(root: str, reach: Reach) -> View | None:

@@ -17,9 +17,9 @@ from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
 from prefeed.core.plan import MOST_BYTES
 from prefeed.errors import PrefeedError, ServerError, StoreError, VersionMismatchError
-from prefeed.server.dataset_opener import Openings, Waiter
+from prefeed.server.dataset_opener import Openings, Waiter, explained
 from prefeed.server.datasets import Dataset
-from prefeed.server.loop import Connection, Loop
+from prefeed.server.loop import NO_DESCRIPTORS, Connection, Loop, lack_of_descriptors
 from prefeed.server.node import IN_OWN_THREADS, Answerer, Node
 from prefeed.server.sessions import Sessions
 from prefeed.server.status import Observer
@@ -147,7 +147,7 @@ class Handlers:
         except PrefeedError as err:
             self._fail(connection, message, err)
         except (KeyError, IndexError, ValueError, OSError) as err:
-            text = (
+            text = explained(err, self._config.home) or (
                 f"{type(message).__name__} names something that this server does not have: {type(err).__name__}: {err}"
             )
             self._fail(connection, message, PrefeedError(text))
@@ -518,11 +518,15 @@ def _see_as(connection: Connection, hello: m.Hello, views: Views) -> None:
     """
     connection.shares_network = hello.network == network_namespace()
     root, connection.root = connection.root, None
+    if root is None and connection.is_cut_short:
+        raise ServerError(lack_of_descriptors())
     if root is None:
         raise ServerError("the client showed no root directory: the server cannot tell whether it sees the same files")
     try:
         connection.view = views.attach(root, hello.devices)
     except OSError as err:
+        if err.errno in NO_DESCRIPTORS:
+            raise ServerError(lack_of_descriptors()) from err
         raise ServerError(
             "the node server runs in another mount namespace (another container), and cannot read files as this process sees "
             f"them: {err.strerror}; set another PREFEED_HOME here"

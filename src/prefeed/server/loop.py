@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import itertools
 import os
+import resource
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,12 @@ from prefeed.wire.frames import FrameReader, encode
 from prefeed.wire.messages import AnyMessage, Message
 
 _RECEIVE_BYTES = 256 * 1024
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""Error numbers of a process, or a machine, that has all the files open that it may have."""
+
+_RESERVED_DESCRIPTORS = 8
+_FEW_DESCRIPTORS = 128
+_ACCEPT_AGAIN_SECONDS = 1.0
 _MOST_ROUNDS = 64
 """Looks at all connections after which what was to come after reading comes, however much is still sent."""
 
@@ -41,6 +49,47 @@ class Reach:
     shares_network: bool = True
 
 
+def allow_descriptors(*, all_of_them: bool) -> None:
+    """Raise the limit of descriptors to what the system allows, or to less: then clients still get in, for example to stop the server.
+
+    Each catalogue holds nine, each client and each request one.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_bounded = most != resource.RLIM_INFINITY and not all_of_them
+    some = max(most // 2, most - _RESERVED_DESCRIPTORS) if is_bounded else most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (some, most))
+
+
+def few_descriptors() -> str:
+    """Return what to say about a limit under which some loaders will not be served; empty if it is large enough."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or most >= _FEW_DESCRIPTORS:
+        return ""
+    return (
+        f"the node server may have only {most} file descriptors: some datasets and clients will not be served; restart it with a "
+        f"higher limit (`prefeed server stop`, `ulimit -n {_FEW_DESCRIPTORS}`)"
+    )
+
+
+def lack_of_descriptors() -> str:
+    """Return what a client is told while the server can open nothing."""
+    return (
+        f"the node server (pid {os.getpid()}) has no file descriptors left: it may have "
+        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; end it with `prefeed server stop` and raise the limit (`ulimit -n`) "
+        "where it is started"
+    )
+
+
+@contextlib.contextmanager
+def _with_reserved_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_descriptors(all_of_them=True)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 class Connection:
     """One client."""
 
@@ -51,6 +100,7 @@ class Connection:
         self.is_greeted = False
         self.is_open = True
         self.root: int | None = None  # descriptor of the client's root directory, until its first word is read
+        self.is_cut_short = False  # there was no descriptor for that
         self.view: View | None = None  # what the client sees, if that is not what this process sees
         self.shares_network = True
 
@@ -198,8 +248,14 @@ class Loop:
 
     def _accept(self) -> None:
         try:
-            sock, _ = self._listener.accept()
-        except OSError:  # it is gone already, or there are no descriptors left: the others are still served
+            with _with_reserved_descriptors():
+                sock, _ = self._listener.accept()
+        except OSError as err:  # it is gone already, or there are no descriptors left: the others are still served
+            if err.errno in NO_DESCRIPTORS:
+                self._selector.unregister(self._listener)  # it would be ready all the time
+                self.call_later(
+                    _ACCEPT_AGAIN_SECONDS, lambda: self._selector.register(self._listener, selectors.EVENT_READ, None)
+                )
             return
         if peer_process(sock)[1] != os.geteuid():
             sock.close()
@@ -213,7 +269,8 @@ class Loop:
         if events & selectors.EVENT_WRITE:
             self._flush(connection)
         if events & selectors.EVENT_READ and connection.is_open:
-            self._receive(connection)
+            with contextlib.nullcontext() if connection.is_greeted else _with_reserved_descriptors():
+                self._receive(connection)
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -249,7 +306,8 @@ class Loop:
 
 def _receive_first(connection: Connection) -> bytes:
     """Return what a client says before it is greeted, and take the descriptor that comes with it; of more none is kept."""
-    data, descriptors, _, _ = socket.recv_fds(connection.sock, _RECEIVE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    data, descriptors, flags, _ = socket.recv_fds(connection.sock, _RECEIVE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    connection.is_cut_short = bool(flags & socket.MSG_CTRUNC)
     for descriptor in descriptors:
         if connection.root is None:
             connection.root = descriptor

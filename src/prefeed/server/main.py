@@ -7,7 +7,6 @@ import importlib
 import logging
 import os
 import re
-import resource
 import signal
 import socket
 import sys
@@ -24,7 +23,7 @@ from prefeed.server.fetch_processes import FetchProcesses
 from prefeed.server.fetch_thread import FetchThread
 from prefeed.server.fetchers import Job
 from prefeed.server.handlers import Handlers
-from prefeed.server.loop import Loop
+from prefeed.server.loop import Loop, allow_descriptors, few_descriptors
 from prefeed.server.memory_watch import MemoryWatch
 from prefeed.server.metrics_endpoint import MetricsEndpoint, Questions
 from prefeed.server.node import Node
@@ -85,16 +84,16 @@ def run_foreground(config: Config) -> int:
         ServerAlreadyRunningError: Another server owns this home.
         UnsafeDirectoryError, ServerError, StoreError: It cannot start; the message says what to change.
     """
-    _allow_many_descriptors()
+    allow_descriptors(all_of_them=True)
     runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
         ignoring_signals_of_jobs(), _only_server(config, runtime_dir), _held_port(config), _node_directory(config) as own,
         _stores(config, own) as (tier, sessions, on_tmpfs, notices, grant), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
         _remove_unused(config, own, runtime_dir, tier.directory)
-        if metrics.notice:
-            notices = (*notices, metrics.notice)
-            print(f"prefeed: {metrics.notice}", file=sys.stderr, flush=True)
+        for notice in filter(None, (metrics.notice, few_descriptors())):
+            notices = (*notices, notice)
+            print(f"prefeed: {notice}", file=sys.stderr, flush=True)
         handlers = Handlers(
             config, clock=time.monotonic, runtime_dir=runtime_dir, own_dir=own.path, store_dir=tier.directory,
             on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics.url,
@@ -121,8 +120,10 @@ def run_foreground(config: Config) -> int:
             metrics.start(Questions(loop.call_soon, handlers.observer.observe))
             _keep_in_use(own, (runtime_dir, tier.directory), node, loop)
             _watch_memory(watch, loop)
+            allow_descriptors(all_of_them=False)
             _serve(config, handlers, loop, node)
         finally:
+            allow_descriptors(all_of_them=True)
             metrics.close()  # it asks the loop
             handlers.close()
             node.fetchers.close()  # what a tier that is closed does not give is not to be asked of the origin
@@ -135,12 +136,6 @@ def run_foreground(config: Config) -> int:
             tier.destroy()
             loop.close()
     return 0
-
-
-def _allow_many_descriptors() -> None:
-    """Take what the system allows: each catalogue holds nine, each client and each request one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> int:

@@ -143,11 +143,14 @@ def test_an_answer_larger_than_the_socket_takes_arrives_whole(owner: Owner) -> N
 def test_no_more_descriptors_end_nothing(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     good, _ = owner.connect()
 
+    listener = owner.loop._listener
+
     class Exhausted:
+        fileno = listener.fileno
+
         def accept(self) -> None:
             raise OSError(24, "too many open files")
 
-    listener = owner.loop._listener
     monkeypatch.setattr(owner.loop, "_listener", Exhausted())
     owner.loop._accept()
     monkeypatch.setattr(owner.loop, "_listener", listener)
