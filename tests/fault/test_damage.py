@@ -179,6 +179,37 @@ def test_damage_that_readers_meet(root: Path, sandbox: Sandbox, num_workers: int
     assert server_pid() == pid
 
 
+def _read_both(root: Path, pipe: Connection) -> None:
+    loader = prefeed.DataLoader(prefeed.datasets.Objects(root), batch_size=4, collate_fn=list)
+    objects = [bytes(data) for batch in loader for data in batch]
+    cached = prefeed.CachedDataset(Arrays(root), version="1")
+    pipe.send((objects, [cached[index].tobytes() for index in range(len(cached))]))
+
+
+def read_both(root: Path) -> int:
+    """Read objects, and samples of a stage, in a process of its own; return the hits."""
+    hits = prefeed.statistics().hits
+    with child_running(_read_both, root) as (process, pipe):
+        objects, samples = pipe.recv()
+        process.join()
+    assert objects == samples == [path.read_bytes() for path in sorted(root.iterdir())]
+    return prefeed.statistics().hits - hits
+
+
+@pytest.mark.parametrize("removed", ["data.mdb", "."])
+def test_a_memory_tier_whose_files_are_removed(root: Path, sandbox: Sandbox, removed: str) -> None:
+    """Under a server that runs: the next job has it made again, and the job after that has hits only."""
+    read_both(root)
+    assert read_both(root) == NUM_FILES
+    pid = server_pid()
+    for path in sandbox.memory_dir.glob(f"prefeed-*/{removed}"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    read_both(root)
+    assert read_both(root) == NUM_FILES
+    assert server_pid() == pid
+    assert "its files were removed" in (resolve().runtime_dir / "server.log").read_text()
+
+
 @pytest.mark.skipif("DAMAGE_TRIALS" not in os.environ, reason="for whoever looks for more")
 def test_file_by_file(root: Path, sandbox: Sandbox) -> None:
     session = start(root)

@@ -104,6 +104,7 @@ class ObjectReader:
         self._source: Source | None = None
         self._retry_at = 0.0
         self._is_held_up = False  # the server did not answer when it was looked for last
+        self._has_missed_tier = False  # the server was told that the tier's files are not there
         self._consumed = array("q")
         self._opened = array("q")
         self._lends = dataset.manifest.grows  # who opens files by path may want a part of one
@@ -460,13 +461,19 @@ class ObjectReader:
             data = self._take(key)
         if data is None and self._tell_damage():
             return None
-        if data is None and self._tier.is_open:
-            connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
-        elif data is None:
-            say_once(
-                f"this process cannot open the node's memory tier in {self._tier.directory}: its reads go to the origin. A container "
-                "needs that directory too: share /dev/shm (--ipc=host, one emptyDir), or name a shared one with PREFEED_MEMORY_DIR"
+        if data is None and not self._tier.is_open:
+            if why := self._tier.try_open():
+                _say_closed(self._tier, why)
+                return None
+            data = self._take(key)
+        if data is None and not self._tier.is_open and self._has_missed_tier:
+            _say_closed(
+                self._tier,
+                "There is no store in it, as this process sees it: let PREFEED_MEMORY_DIR name a directory that it shares with the server",
             )
+        elif data is None:
+            self._has_missed_tier = not self._tier.is_open  # the server makes it again if its files were removed
+            connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
         return data
 
     def _tell_damage(self) -> bool:
@@ -597,6 +604,11 @@ class ObjectReader:
         self._counted_hits = self._counted_direct = self._counted_bytes = 0  # of those that are not reported yet
         self._untaken = [0, 0]  # hits and other reads, see take_counts
         self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
+
+
+def _say_closed(tier: TierReader, why: str) -> None:
+    """Report, once per process and tier, why it cannot be opened here."""
+    say_once(f"this process cannot open the node's memory tier in {tier.directory}: its reads go to the origin. {why}")
 
 
 def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:

@@ -253,9 +253,7 @@ class Loop:
         except OSError as err:  # it is gone already, or there are no descriptors left: the others are still served
             if err.errno in NO_DESCRIPTORS:
                 self._selector.unregister(self._listener)  # it would be ready all the time
-                self.call_later(
-                    _ACCEPT_AGAIN_SECONDS, lambda: self._selector.register(self._listener, selectors.EVENT_READ, None)
-                )
+                self.call_later(_ACCEPT_AGAIN_SECONDS, self._listen_again)
             return
         if peer_process(sock)[1] != os.geteuid():
             sock.close()
@@ -264,6 +262,9 @@ class Loop:
         connection = Connection(sock)
         self.connections.add(connection)
         self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _listen_again(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def _serve(self, connection: Connection, events: int) -> None:
         if events & selectors.EVENT_WRITE:

@@ -285,14 +285,13 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]
     if not config.disk:
         yield own.path / _DISK, False
         return
+    directory, held = own.path / _DISK, None
     try:
         if config.disk_dir is None:
-            directory = own.path / _DISK
             directory.mkdir(mode=0o700, exist_ok=True)
             carry_over(config.home / _DISK, directory, _OF_DISK)
-            yield directory, own.is_suspect
-            return
-        held = NodeDirectory.claim(config.disk_dir, [own.number])
+        else:
+            held = NodeDirectory.claim(config.disk_dir, [own.number])
     except OSError as err:
         raise ServerError(
             f"cannot make {config.disk_path}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
@@ -301,6 +300,10 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]
         raise ServerError(
             f"{config.disk_dir} is the disk tier of another server: give each PREFEED_HOME its own PREFEED_DISK_DIR"
         ) from err
+    if held is None:
+        yield directory, own.is_suspect
+        return
+    assert config.disk_dir is not None
     with closing(held):
         carry_over(config.disk_dir, held.path, _OF_DISK)
         remove_unused_directories(config.disk_dir, keep=held.path)

@@ -71,6 +71,7 @@ class MemoryWatch:
             return CALM_SECONDS
 
     def _look(self) -> float:
+        self._node.renew_removed_tier()
         memory = self._read()
         taken = self._node.tier_bytes + self._sessions.memory_bytes
         limits = MemoryLimits(memory=memory, free_bytes=free_bytes(self._store_dir), taken_bytes=taken)

@@ -262,7 +262,13 @@ class Node:
         """A reader was told that the object is stored, and did not find it."""
         self.registry.require_ids(dataset, [object_id])
         self._counts.errors["entry-lost"] += 1
+        self.renew_removed_tier()
         self.scheduler.lost(self._remember(answer), dataset, object_id)
+
+    def renew_removed_tier(self) -> None:
+        """Begin anew if somebody has removed the files of the tier: readers that come find none of it."""
+        if not self._tier.is_in_place:
+            self._empty_tier("its files were removed")
 
     def damaged(self, identity: tuple[int, ...]) -> None:
         """A reader met damage in the tier: nothing of it is used any more, unless it is another one by now."""
@@ -508,7 +514,7 @@ class Node:
         """Drop what the tier holds, which cannot be used, and start empty."""
         self._counts.errors[StoreDamagedError.code] += 1
         _log.warning(
-            "prefeed: the memory tier in %s is damaged (%s): it is emptied, and lost objects are fetched again",
+            "prefeed: the memory tier in %s cannot be used any more (%s): it begins anew, and lost objects are fetched again",
             self._tier.directory, why,
         )  # fmt: skip
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -260,10 +261,21 @@ def attach_reader(
         within_seconds: Give up after that time.
         adopts: As for ``open_to_read``.
     """
-    try:
-        return when_free(directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds)
-    except (lmdb.Error, OSError):
-        return None
+    with contextlib.suppress(lmdb.Error, OSError):
+        return attach_reader_or_raise(directory, layout, within_seconds=within_seconds, adopts=adopts)
+    return None
+
+
+def attach_reader_or_raise(
+    directory: Path, layout: Layout = TIER_LAYOUT, *, within_seconds: float = PATIENCE_SECONDS, adopts: bool = True
+) -> SharedEnvironment | None:
+    """Do what ``attach_reader`` does; None when there is no store, or it is being replaced.
+
+    Raises:
+        BlockingIOError: Another process does not let go of the directory.
+        OSError, lmdb.Error: The store cannot be opened.
+    """
+    return when_free(directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds)
 
 
 def _attach_reader(directory: Path, layout: Layout, adopts: bool) -> SharedEnvironment | None:

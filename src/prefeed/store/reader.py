@@ -9,7 +9,7 @@ from typing import Any
 import lmdb
 
 from prefeed.store.batches import Batch, StoreReader, owned
-from prefeed.store.environment import DAMAGE, Identity, SharedEnvironment
+from prefeed.store.environment import DAMAGE, Identity, SharedEnvironment, attach_reader_or_raise
 from prefeed.store.values import copy_split, size_of_split
 from prefeed.types import ENTRY_KEY_BYTES
 
@@ -146,6 +146,22 @@ class TierReader(StoreReader):
         with self.batch() as batch:
             found = batch.lend(key, from_bytes)
         return StoredValue(self, key, found) if type(found) is int else found  # type: ignore[return-value]
+
+    def try_open(self) -> str:
+        """Open the store unless it is; return why it cannot be, empty also if there is none, or another process keeps it for now."""
+        if self._current() is not None:
+            return ""
+        try:
+            shared = attach_reader_or_raise(self._directory, self._layout, within_seconds=self._patience_seconds)
+        except BlockingIOError:
+            return ""
+        except lmdb.MemoryError as err:
+            return f"{err}. The limit of its address space (`ulimit -v`) is too low for the tier: raise it, or lower PREFEED_MEMORY"
+        except (lmdb.Error, OSError) as err:
+            return str(err)
+        if shared is not None:
+            self._keep(shared)
+        return ""
 
     def leave_damaged(self) -> Identity | None:
         """Let go of a store in which damage was met, and return which it is; None when none was."""

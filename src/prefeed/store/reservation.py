@@ -72,7 +72,6 @@ class Reservation:
     def __init__(
         self, path: Path, *, reserved_bytes: int, map_bytes: int, chunk_bytes: int = _CHUNK_BYTES, large: bool = False
     ) -> None:
-        self._path = path
         self._chunk_bytes = chunk_bytes
         self._large_bytes = LARGE_PAGE_BYTES if large and _POPULATES else 0
         self._small_bytes_left = _FIRST_SMALL_BYTES
@@ -80,7 +79,7 @@ class Reservation:
         self._small_ns_a_byte = _Nanoseconds(0.0, 0.0)
         self._late_ns_a_byte = 0.0  # by how much large pages came later than small ones would have, in the mean
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._address = _mapped_address(path)
+        self._address = _mapped_address(self._file)
         self._backed = (0, min(reserved_bytes, map_bytes))  # from, up to; replaced as a whole, since threads share it
         self.map_bytes: int = map_bytes
 
@@ -155,7 +154,7 @@ class Reservation:
         """Note that LMDB remapped the file with another size."""
         self.map_bytes = map_bytes
         self._backed = (min(self._backed[0], map_bytes), min(self._backed[1], map_bytes))
-        self._address = _mapped_address(self._path)
+        self._address = _mapped_address(self._file)
 
     def close(self) -> None:
         """Close the file; its pages stay."""
@@ -229,9 +228,9 @@ _LIBC: Final = _load_libc()
 _POPULATES: Final = _populate(0, 0) == 0
 
 
-def _mapped_address(path: Path) -> int | None:
-    """Return where this process has the file mapped for writing; None when that cannot be told."""
-    stat = os.stat(path)
+def _mapped_address(file: int) -> int | None:
+    """Return where this process has an open file mapped for writing; None when that cannot be told."""
+    stat = os.fstat(file)
     device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}"
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:

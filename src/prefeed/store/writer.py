@@ -24,6 +24,7 @@ from prefeed.store.environment import (
     Identity,
     SharedEnvironment,
     attach_writer,
+    identity_of,
     process_id,
     release_writer,
     try_resize,
@@ -45,12 +46,14 @@ from prefeed.store.layout import (
     piece_bytes,
     stored_bytes,
     sums_bytes_for,
+    writer_lock_path,
 )
 from prefeed.store.reservation import PageMaker
 from prefeed.store.sums import NOTHING, Found, Sums, examine
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.system.byte_locks import LocksUnsupportedError
 from prefeed.system.large_pages import mapped_at_large_page
+from prefeed.system.locks import is_named
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
 Put = tuple[bytes, Buffer, bool]
@@ -210,12 +213,16 @@ class TierWriter:
         self._begin(shared, found)
 
     def empty(self) -> None:
-        """Nothing is held any more, and the store is another one: what was there is damaged.
+        """Nothing is held any more, and the store is another one: what was there is damaged, or was removed.
 
         Raises:
             StoreError: It cannot be made again; nothing is stored from then on.
         """
         self._let_go()
+        if not is_named(self._lock_file, writer_lock_path(self._directory)):  # the directory was removed
+            lock_file, self._lock_file = self._lock_file, -1
+            os.close(lock_file)
+            self._lock_file = store_directory.prepare(self._directory)
         with translated(self._directory):
             store_directory.remove_files(self._directory)
         self._open(NOTHING)
@@ -225,6 +232,11 @@ class TierWriter:
     def identity(self) -> Identity:
         """Which store it is: another one at the same path differs in it."""
         return self._shared.identity
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its files are still those at its path: else no reader that comes finds it."""
+        return identity_of(self._directory) == self._shared.identity
 
     @property
     def directory(self) -> Path:

@@ -149,6 +149,11 @@ class MemoryTier:
         return self._capacity_bytes
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether it is where readers look for it."""
+        return True
+
+    @property
     def used_bytes(self) -> int:
         """What they cost now."""
         return sum(stored_bytes(len(value)) for value, _ in self._values.values())
