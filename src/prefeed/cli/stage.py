@@ -92,7 +92,7 @@ def copy(
 
     SRC is a directory or s3://, gs://, az://, http(s)://. The same command resumes after an interruption, and copies
     again files that have changed at the origin. When a directory does not fit, the files that do are copied and the
-    others are symbolic links to it, so that every path can be read. Exits with 1 when a file could not be copied.
+    others are symbolic links to it, so that every path can be read. Exits with 1 when a file could not be copied, or none fits.
     """
     ctx = click.get_current_context()
     config = config_of(home=home)

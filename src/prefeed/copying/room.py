@@ -1,7 +1,7 @@
 """How many bytes a copy may still write, and which objects get one when there is no room for all.
 
-The room is what is free, less what must stay free and what the node cache counts on. Reading the machine and deciding are
-kept apart: ``plan_room`` and ``choose`` are pure.
+The room is what is free, less what must stay free. A node cache counts with what it has taken: of memory that others take, it
+gives back its own. Reading the machine and deciding are kept apart: ``plan_room`` and ``choose`` are pure.
 
 Every sample is read once per epoch, in any order: a byte of one file saves as much as a byte of another, but each
 file saves an open, which is what slow storage charges for. So small files first: 1 GiB of files of 84 KB saves 12,800
@@ -25,7 +25,6 @@ from prefeed.config import Config
 from prefeed.errors import TargetFullError
 from prefeed.store.capacity import is_tmpfs, plan_disk_floor
 from prefeed.system.memory import Memory, read_memory
-from prefeed.system.trust import is_mine
 from prefeed.system.units import in_gib
 from prefeed.transfer.entries import Entry
 
@@ -51,14 +50,12 @@ class MachineRoom:
         floor_bytes: Of it must stay free.
         free_files: Files that the file system can still take; None where it does not count them.
         memory: Of the machine and the control groups, when the place is in memory.
-        cache_bytes: What the node cache may still take of the same place.
     """
 
     free_bytes: int
     floor_bytes: int
     free_files: int | None = None
     memory: Memory | None = None
-    cache_bytes: int = 0
 
 
 def plan_room(found: MachineRoom) -> tuple[int, str]:
@@ -68,8 +65,6 @@ def plan_room(found: MachineRoom) -> tuple[int, str]:
     if found.memory is not None:
         bounds.append(found.memory.spare_bytes(before_a_kill=True))
     least, why = min(bounds)
-    if found.cache_bytes:
-        least, why = least - found.cache_bytes, f"{why}, and the node cache may take {in_gib(found.cache_bytes)}"
     return max(0, least), why
 
 
@@ -129,29 +124,12 @@ def machine_room(place: Path, config: Config) -> MachineRoom:
         floor_bytes=min(floor, total),
         free_files=status.f_favail if status.f_files else None,
         memory=memory if in_memory else None,
-        cache_bytes=_cache_bytes(place, config),
     )
 
 
 def look_at(place: Path, config: Config) -> tuple[int, str]:
     """Return how many bytes may be written to a directory now, and what leaves no more."""
     return plan_room(machine_room(place, config))
-
-
-def _cache_bytes(place: Path, config: Config) -> int:
-    """Return what memory tiers on the same file system were promised and have not taken yet.
-
-    A store's file is as long as it may become; what of it takes no blocks yet is what its server will still fill.
-    """
-    total = 0
-    for data in config.memory_dir.glob(f"prefeed-{os.getuid()}-*/data.mdb"):
-        try:
-            status = data.stat()
-            if is_mine(os.lstat(data.parent)) and status.st_dev == place.stat().st_dev:
-                total += max(0, status.st_size - status.st_blocks * 512)
-        except OSError:  # removed meanwhile
-            continue
-    return total
 
 
 # ---------------------------------------------------------------- what is copied

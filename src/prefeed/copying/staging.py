@@ -277,6 +277,14 @@ class _Staging:
         )
 
     def _require_room(self, found: Comparison, plan: StagePlan) -> None:
+        if found.left and not found.to_copy and not found.num_kept:
+            smallest = min(room_of(entry.size_bytes) for entry in found.left)
+            raise DoesNotFitError(
+                f"no file of {self._source.url} fits in {self._request.place}: the smallest needs {smallest:,} bytes, and there is "
+                f"room for {plan.room_bytes:,}: {plan.why}. Free space there, or name another place with --to",
+                needed_bytes=smallest,
+                room_bytes=plan.room_bytes,
+            )
         if found.left and not self._has_links and not self._request.allow_partial:
             raise DoesNotFitError(
                 f"{self._source.url} has {plan.total_bytes:,} bytes in {plan.num_objects:,} objects, and "

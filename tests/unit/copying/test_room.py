@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 
 from prefeed.config import resolve
-from prefeed.copying.room import Ledger, MachineRoom, look_at, machine_room, plan_room, room_of
+from prefeed.copying.room import Ledger, MachineRoom, look_at, plan_room, room_of
 from prefeed.errors import TargetFullError
 from prefeed.system.memory import Memory, MemoryGroup
 from sandbox import Sandbox
@@ -38,25 +37,6 @@ def test_memory_is_bounded_by_the_smallest() -> None:
     assert "control group" in plan_room(MEMORY)[1]
     bytes_, why = plan_room(replace(MEMORY, memory=Memory(total_bytes=100 * GIB, available_bytes=80 * GIB)))
     assert (round(bytes_ / GIB), "programs" in why) == (70, True)
-
-
-def test_what_the_node_cache_will_take_is_not_free() -> None:
-    bytes_, why = plan_room(replace(DISK, cache_bytes=30 * GIB))
-
-    assert bytes_ == 60 * GIB
-    assert "node cache may take 30.00 GiB" in why
-
-
-def test_a_cache_that_has_not_taken_its_memory_yet_is_seen(sandbox: Sandbox) -> None:
-    config = resolve()
-    store = sandbox.memory_dir / f"prefeed-{os.getuid()}-12345678"
-    store.mkdir()
-    with (store / "data.mdb").open("wb") as data:
-        data.write(b"x" * 4096)
-        data.truncate(64 * 1024**2)
-
-    assert machine_room(sandbox.memory_dir, config).cache_bytes == 64 * 1024**2 - 4096
-    assert machine_room(sandbox.root, config).cache_bytes == 0  # another file system
 
 
 def test_the_setting_is_the_floor_of_a_disk(sandbox: Sandbox) -> None:

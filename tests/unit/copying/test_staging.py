@@ -221,10 +221,19 @@ def test_an_order_says_what_is_copied_first(copier: Copier) -> None:
 def test_the_floor_of_a_disk_is_kept(origin: Path, sandbox: Sandbox) -> None:
     place = sandbox.root / "disk"
     place.mkdir()
-    result = Copier(origin, place)(config=resolve({"disk_free": 1 << 60}))
+    with pytest.raises(DoesNotFitError, match=r"the smallest needs 5,120 bytes, and there is room for 0: .* stay free"):
+        Copier(origin, place)(config=resolve({"disk_free": 1 << 60}))
+    assert list(place.rglob("*.bin")) == []
 
-    assert len(links(result.record.data)) == 30
-    assert tree(result.record.data) == FILES
+
+def test_a_node_cache_counts_with_what_it_has_taken(origin: Path, sandbox: Sandbox) -> None:
+    """The file of an idle server is as long as it may become, and takes next to nothing."""
+    store = sandbox.memory_dir / f"prefeed-{os.getuid()}-12345678"
+    store.mkdir()
+    with (store / "data.mdb").open("wb") as data:
+        data.truncate(1 << 40)
+    result = Copier(origin, sandbox.memory_dir)()
+    assert (result.record.num_files, links(result.record.data)) == (30, set())
 
 
 def test_a_small_file_system_is_not_filled(origin: Path, sandbox: Sandbox) -> None:
