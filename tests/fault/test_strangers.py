@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import prefeed
 from e2e.images import make_image_folder
 from fault.test_home_faults import _close_readers, assert_trains
 from leaks import wait_until
+from prefeed.cli.main import cli
 from prefeed.client.connection import Connection
 from prefeed.client.dataset import open_learned_dataset, open_node_dataset
 from prefeed.client.launch import start_server, try_connect
@@ -390,3 +392,26 @@ def test_owners_that_a_user_namespace_does_not_know_are_not_this_user(sandbox: S
         if ran.returncode and "unshare" in ran.stderr:
             pytest.skip(f"no user namespaces here: {ran.stderr.strip()}")
         assert ran.stdout == said, ran.stderr
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+def test_the_server_of_another_user_is_not_stopped(sandbox: Sandbox, mode: int) -> None:
+    """The commands say whose it is."""
+    pid = start_server(resolve())
+    sandbox.root.chmod(0o755)
+    sandbox.home.chmod(mode)
+    run_cli("server", "stop", "--help")  # a stranger cannot import what lies in this user's directories
+    run_cli("stats")
+    as_stranger(_try_to_stop, "of user 0, who alone can stop" if mode == 0o755 else f"user {STRANGER} cannot read")
+    with NodeClient.connect(resolve(), autostart=False) as node:
+        assert node.status().pid == pid
+
+
+def _try_to_stop(reason: str) -> None:
+    said = run_cli("server", "stop")
+    assert reason in said, said
+    run_cli("stats")
+
+
+def run_cli(*words: str) -> str:
+    return CliRunner().invoke(cli, words, catch_exceptions=False).output

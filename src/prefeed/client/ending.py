@@ -98,7 +98,7 @@ def end_server(config: Config) -> ServerEnd:
             except ServerUnavailableError as err:
                 if type(err) is not ServerUnavailableError or not err.details.get("is_absent"):
                     raise
-                raise ServerUnavailableError(f"no server runs for {config.home}: there is nothing to stop") from err
+                raise ServerUnavailableError(f"no server{_of_whom(config)}: there is nothing to stop") from err
         if not owner.is_suspended:
             with contextlib.suppress(PrefeedError):  # one of another version, or that can open nothing, takes a signal
                 _ask_to_end(config)
@@ -129,6 +129,16 @@ def _ask_to_end(config: Config) -> int:
         pid = node.status().pid
         node.stop()
     return pid
+
+
+def _of_whom(config: Config) -> str:
+    """Return which server was looked for: nobody finds, or ends, that of another user."""
+    owner = os.geteuid()
+    with contextlib.suppress(OSError):
+        owner = config.home.stat().st_uid
+    if owner == os.geteuid():
+        return f" runs for {config.home}"
+    return f" of user {os.geteuid()} runs for {config.home}, which is of user {owner}, who alone can stop a server of theirs"
 
 
 def _has_open(pid: int, lock: os.stat_result) -> bool:

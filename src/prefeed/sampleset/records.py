@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from prefeed.config import MIB, SETTINGS, Config
-from prefeed.errors import SampleSetError, SampleSetNotFoundError
+from prefeed.errors import ConfigError, SampleSetError, SampleSetNotFoundError
 from prefeed.sampleset.documents import Document, require_name
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.tiers import tier_settings
@@ -160,8 +160,19 @@ def set_of_home(home: Path) -> SampleSet | None:
 
 
 def names(config: Config) -> list[str]:
-    """Return the names of all sample sets, sorted."""
-    return sorted(file.parent.name for file in (config.home / _DIRECTORY).glob(f"*/{RECORD}"))
+    """Return the names of all sample sets, sorted.
+
+    Raises:
+        ConfigError: The home is another user's, and closed to this one.
+    """
+    try:
+        return sorted(file.parent.name for file in (config.home / _DIRECTORY).glob(f"*/{RECORD}"))
+    except PermissionError as err:
+        raise ConfigError(
+            f"user {os.geteuid()} cannot read {err.filename}: it is another user's; run this as that user, or set PREFEED_HOME to a "
+            "directory of your own",
+            setting="home",
+        ) from err
 
 
 def directory_of(name: str, config: Config) -> Path:
