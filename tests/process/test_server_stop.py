@@ -21,9 +21,10 @@ from prefeed.client.ending import end_server, silent_server
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.errors import PrefeedError, ServerUnavailableError
+from prefeed.errors import PrefeedError, ServerUnavailableError, VersionMismatchError
 from prefeed.types import ServerEnd, SilentServer
 from prefeed.wire.endpoint import make_runtime_dir
+from prefeed.wire.messages import PROTOCOL
 from process.conditions import make_objects, status
 
 HANGS = """
@@ -149,6 +150,15 @@ def test_waits_are_bounded(hanging: subprocess.Popen[str], monkeypatch: pytest.M
     assert failed.exit_code == 1
     assert f"(pid {hanging.pid}) was killed" in failed.stderr
     assert told == [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL]
+
+
+def test_a_server_of_another_version_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an upgrade: it refuses what is said to it, and takes a signal."""
+    pid = start_server(resolve({}))
+    monkeypatch.setattr("prefeed.wire.messages.PROTOCOL", PROTOCOL + 1)
+    with pytest.raises(VersionMismatchError, match=f"pid {pid}.*prefeed server stop"):
+        NodeClient.connect(resolve({}), autostart=False)
+    assert run("server", "stop").stdout == f"server {pid} stopped\n"
 
 
 @pytest.mark.parametrize("descriptors", [22, 32])

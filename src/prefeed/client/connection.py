@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
-from prefeed.config import SETTINGS, Config
+from prefeed.config import SETTINGS, Config, is_size
 from prefeed.errors import PrefeedError, ServerBusyError, ServerError, ServerUnavailableError, error_of
 from prefeed.sources.filesystems import OWN, mounted_devices
 from prefeed.sources.views import open_own_root
 from prefeed.store.namespaces import pid_namespace
 from prefeed.system.machine import network_namespace
 from prefeed.system.trust import require_kept
+from prefeed.system.units import format_bytes
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import peer_process, place_of
 from prefeed.wire.frames import FrameReader, encode
@@ -74,8 +75,15 @@ def _say_what_differs(config: Config, settings: dict[str, str]) -> None:
             _log.warning(
                 "prefeed: the node server runs with %s = %s; this process asked for %s; restart it to "
                 "change that (`prefeed server stop`)",
-                name, running, wanted,
+                name, _shown(name, running), _shown(name, str(wanted)),
             )  # fmt: skip
+
+
+def _shown(name: str, text: str) -> str:
+    """Return the value of a setting as people write it."""
+    if text == str(None):
+        return "auto"
+    return format_bytes(int(text)) if is_size(name) and text.isdigit() else text
 
 
 def _require_same_places(config: Config, welcome: m.Welcome) -> None:

@@ -21,6 +21,8 @@ from prefeed.fuse.wire import READ_BYTES
 DEVICE: Final = "/dev/fuse"
 PROGRAM: Final = "fusermount3"
 
+_IN_CONTAINERS: Final = f"A container that mounts needs --device {DEVICE} and --cap-add SYS_ADMIN; a user without that right needs {PROGRAM} (package fuse3)"
+
 _READ_ONLY: Final = 1
 _NO_SUID: Final = 2
 _NO_DEVICES: Final = 4
@@ -86,7 +88,12 @@ def mount_directly(point: str, *, subtype: str, shown: str, others: bool, read_b
     name, kind = os.fsencode(shown), f"fuse.{subtype}".encode()
     if _libc.mount(name, os.fsencode(point), kind, flags, options.encode()):
         os.close(device)
-        raise _error(point)
+        err = _error(point)
+        if err.errno == errno.EPERM:
+            raise PermissionError(
+                err.errno, f"this process lacks the capability CAP_SYS_ADMIN. {_IN_CONTAINERS}", point
+            )
+        raise err
     return device
 
 
@@ -126,7 +133,7 @@ class ProgramMount:
         _, messages, _, _ = self._socket.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize), socket.MSG_CMSG_CLOEXEC)
         if not messages:
             self._socket.close()
-            raise OSError(f"{PROGRAM} ended with status {self._program.wait()}")
+            raise OSError(f"{PROGRAM} ended with status {self._program.wait()}, see the log. {_IN_CONTAINERS}")
         descriptors.frombytes(messages[0][2])
         self.device: int = descriptors[1]
 

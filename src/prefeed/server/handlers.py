@@ -174,8 +174,8 @@ class Handlers:
     def _hello(self, connection: Connection, hello: m.Hello) -> None:
         if hello.protocol != m.PROTOCOL:
             err = VersionMismatchError(
-                f"this server is prefeed {self._version} (protocol {m.PROTOCOL}), the client {hello.version} "
-                f"(protocol {hello.protocol}): run `prefeed server stop` with the older one, or set another PREFEED_HOME"
+                f"this server (pid {os.getpid()}) is prefeed {self._version} (protocol {m.PROTOCOL}), the client {hello.version} "
+                f"(protocol {hello.protocol}): end the server with `prefeed server stop`, or set another PREFEED_HOME"
             )
             self._refuse(connection, err, 0)
             return

@@ -32,16 +32,25 @@ from prefeed.server.tier_budget import Room, SessionFiles
 from prefeed.sources.catalogue_writer import remove_unused as remove_unused_catalogues
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.store_access import forget_store_environment
-from prefeed.store.capacity import choose_store_dir, clamp_budget, default_budget_bytes, disk_limits, memory_limits
+from prefeed.store.capacity import (
+    choose_store_dir,
+    clamp_budget,
+    default_budget_bytes,
+    disk_limits,
+    memory_limits,
+    within_address_space,
+)
 from prefeed.store.directory import choose_own_dir, require_private
 from prefeed.store.layout import MIN_BUDGET_BYTES
 from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.writer import TierWriter
+from prefeed.system.memory import address_space
 from prefeed.system.memory_nodes import spread_new_pages
 from prefeed.system.removing import remove_tree
 from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
 from prefeed.system.trust import open_own
+from prefeed.system.units import format_bytes
 from prefeed.wire.endpoint import LOCK, make_runtime_dir, remove_in_transit
 
 if TYPE_CHECKING:
@@ -322,10 +331,12 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
     remove_from_killed(own.path.parent, _TIER_ON_DISK, keep=own.path)
     limits = memory_limits(store_dir)
     asked = default_budget_bytes(limits) if config.memory is None else config.memory
+    space = address_space()
+    asked, mapped = within_address_space("memory", asked, space)
     budget, reason = clamp_budget(asked, limits)
     with _held_disk(config, own) as (disk_dir, is_suspect):
-        disk, disk_reason = _disk_room(config, disk_dir, is_suspect=is_suspect)
-        notices = tuple(text for text in (warning, taken, disk_reason) if text)
+        disk, disk_reason = _disk_room(config, disk_dir, space, is_suspect=is_suspect)
+        notices = tuple(text for text in (warning, taken, mapped, disk_reason) if text)
         for text in (*notices, *([reason] if reason else [])):
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
         if budget < MIN_BUDGET_BYTES:
@@ -333,7 +344,7 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
                 store_dir.rmdir()  # one that holds nothing
             raise ConfigError(
                 f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
-                "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room"
+                + (mapped or reason or "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room")
             )
         if not on_tmpfs:  # its values have no sums, and the power may have gone since
             SessionFiles(store_dir).remove_all()
@@ -360,13 +371,16 @@ def _say_damage(node: Node, tier: TierWriter, sessions: Sessions, disk: DiskTier
         print(f"prefeed: {text}", file=sys.stderr, flush=True)
 
 
-def _disk_room(config: Config, directory: Path, *, is_suspect: bool) -> tuple[Room | None, str | None]:
+def _disk_room(
+    config: Config, directory: Path, space: tuple[int, int] | None, *, is_suspect: bool
+) -> tuple[Room | None, str | None]:
     """Return the room on disk, None when the node is to have none; and what is to be said about it."""
     if not config.disk:
         return None, None
     budget, floor = disk_limits(directory, asked_bytes=config.disk, floor_bytes=config.disk_free)
-    room = Room(directory, budget, floor_bytes=floor, on_disk=True, is_suspect=is_suspect)
-    return room, disk_notice(config.disk, budget, floor, directory)
+    notice = disk_notice(config.disk, budget, floor, directory)
+    budget, mapped = within_address_space("the disk tier", budget, space)
+    return Room(directory, budget, floor_bytes=floor, on_disk=True, is_suspect=is_suspect), mapped or notice
 
 
 def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory: Path) -> str | None:
@@ -374,9 +388,10 @@ def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory
     least = _LEAST_DISK_BYTES if asked_bytes == EVERYTHING else asked_bytes
     if budget_bytes >= least:
         return None
+    rest = f" beyond the {format_bytes(floor_bytes)} that stay free (PREFEED_DISK_FREE)" if floor_bytes else ""
     return (
-        f"the disk tier may take {budget_bytes / 1024**3:.2f} GiB: more would not leave {floor_bytes / 1024**3:.2f} GiB "
-        f"free on the file system of {directory}; lower PREFEED_DISK_FREE, or set PREFEED_DISK_DIR to a larger disk"
+        f"the disk tier may take {format_bytes(budget_bytes)}: the file system of {directory} has no more{rest}; free space there, "
+        "or set PREFEED_DISK_DIR to a larger disk"
     )
 
 

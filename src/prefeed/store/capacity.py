@@ -74,6 +74,28 @@ def clamp_budget(asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | Non
     return most_bytes, f"memory cut from {in_gib(asked_bytes)} to {in_gib(most_bytes)}: {why}"
 
 
+def within_address_space(what: str, asked_bytes: int, space: tuple[int, int] | None) -> tuple[int, str | None]:
+    """Return what a tier may map of what it was asked for, and, when that is less, a sentence that names the limit. Pure.
+
+    A quarter of what is left: there are two tiers, and each reader maps them beside more libraries than the server has.
+
+    Args:
+        what: Names the tier.
+        asked_bytes: Its size.
+        space: Limit of the address space, and what is taken of it; None: there is no limit.
+    """
+    if space is None:
+        return asked_bytes, None
+    limit, taken = space
+    most = max(0, limit - taken) // 4
+    if asked_bytes <= most:
+        return asked_bytes, None
+    return most, (
+        f"{what} cut from {in_gib(asked_bytes)} to {in_gib(most)}: the address space of processes is limited to {in_gib(limit)} "
+        "(`ulimit -v`), and a tier is mapped; raise that limit and restart the server (`prefeed server stop`)"
+    )
+
+
 def plan_budget(granted_bytes: int, asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | None]:
     """Return what a tier may take from now on, given what it was granted, and, if that is less than was asked for, why. Pure.
 

@@ -7,6 +7,7 @@ before it kills anybody, and the pages of a tmpfs, which it does not.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,7 @@ RESERVE_SHARE: Final = 0.1
 _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
 _MEMINFO: Final = Path("/proc/meminfo")
+_OWN_SIZE: Final = Path("/proc/self/statm")
 _UNLIMITED_BYTES: Final = 1 << 60
 
 ReadText = Callable[[Path], str | None]
@@ -109,6 +111,15 @@ def read_memory(read: ReadText = read_text) -> Memory:
     total = sizes.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     groups = tuple(memory_groups(read(_OWN_GROUPS) or "", _CGROUP_ROOT, read))
     return Memory(total_bytes=total, available_bytes=sizes.get("MemAvailable", total), groups=groups)
+
+
+def address_space() -> tuple[int, int] | None:
+    """Return the limit of this process's address space and what it takes of it, in bytes; None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = int((read_text(_OWN_SIZE) or "0").split()[0])
+    return limit, pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def leaves_room(num_bytes: int, read: ReadText = read_text) -> bool:
