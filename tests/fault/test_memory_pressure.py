@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
+import resource
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import prefeed
 from control_groups import memory_group, num_killed
+from process.children import child_running
 from process.conditions import status
 from sandbox import end_all
 
@@ -57,3 +63,54 @@ def test_a_job_that_grows_where_the_tier_is_full(root: Path, sandbox: Any, monke
     assert seen["pressed"][0] <= seen["pressed"][1] < seen["before"][0] - 100 * MIB
     assert seen["errors"]["memory-given-back"] >= 1
     assert any("stay free for programs" in notice for notice in seen["notices"]), seen["notices"]
+
+
+def read_all(root: Path) -> bool:
+    """Return whether all objects are right, read through the node's server."""
+    loader = prefeed.DataLoader(prefeed.datasets.Objects(root), batch_size=4, collate_fn=list)
+    return [bytes(data) for batch in loader for data in batch] == [path.read_bytes() for path in sorted(root.iterdir())]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    root = tmp_path / "small"
+    root.mkdir()
+    for number in range(12):
+        (root / f"{number:02}").write_bytes(bytes([number]) * 3000)
+    return root
+
+
+def test_a_limit_of_the_address_space_gives_a_smaller_tier(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_MEMORY", "2GiB")
+    monkeypatch.setenv("PREFEED_DISK", "8GiB")
+    line = 'ulimit -v 4000000; exec "$0" -m prefeed server start'
+    started = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, check=False)
+    assert started.returncode == 0, started.stderr
+    assert "memory cut from 2.00 GiB" in started.stderr
+    assert "the disk tier cut from" in started.stderr
+    assert started.stderr.count("`ulimit -v`") == 2
+    assert read_all(small)
+    assert read_all(small)
+    assert prefeed.statistics().hits == 24
+
+
+def _read_under_limit(root: Path, pipe: Connection) -> None:
+    said = io.StringIO()
+    logging.getLogger("prefeed").addHandler(logging.StreamHandler(said))
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 256 * MIB, taken + 256 * MIB))
+    pipe.send((read_all(root), said.getvalue()))
+
+
+def test_a_reader_whose_address_space_is_too_small_for_the_tier_names_the_limit(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_MEMORY", "512MiB")
+    assert read_all(small)
+    with child_running(_read_under_limit, small) as (process, pipe):
+        is_right, said = pipe.recv()
+        process.join()
+    assert is_right
+    assert "cannot open the node's memory tier" in said
+    assert "`ulimit -v`" in said
+    assert "container" not in said
