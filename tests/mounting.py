@@ -29,6 +29,7 @@ _MNT_DETACH = 2
 _CAPABILITIES = struct.Struct("=IIIIII")
 _CAPABILITY_VERSION = 0x20080522
 _DAC_OVERRIDE, _DAC_READ_SEARCH = 1 << 1, 1 << 2
+CAP_SYS_ADMIN = 1 << 21
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -139,11 +140,16 @@ def dead_fuse(point: Path) -> Iterator[None]:
 
 def obey_modes() -> None:
     """Root is refused what the modes of files refuse to anybody, in this thread and those that it starts."""
+    drop_capability(_DAC_OVERRIDE | _DAC_READ_SEARCH)
+
+
+def drop_capability(bits: int) -> None:
+    """Have this thread, and those that it starts, do without these of the first 32 capabilities."""
     header = ctypes.create_string_buffer(struct.pack("=II", _CAPABILITY_VERSION, 0))
     data = ctypes.create_string_buffer(_CAPABILITIES.size)
     _checked(_libc.capget(header, data), "capget")
     effective, *rest = _CAPABILITIES.unpack(data.raw)
-    effective &= ~(_DAC_OVERRIDE | _DAC_READ_SEARCH)
+    effective &= ~bits
     _checked(_libc.capset(header, ctypes.create_string_buffer(_CAPABILITIES.pack(effective, *rest))), "capset")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import logging
 import os
@@ -100,6 +101,13 @@ def default_home() -> Path:
 def is_nowhere(home: Path) -> bool:
     """Return whether a home is that of a user without a home directory."""
     return NO_HOME in home.parents
+
+
+def lack_of_space(err: BaseException | None, home: Path) -> str:
+    """Return what to do about an error of writing to a home that is full; empty for other errors."""
+    if not isinstance(err, OSError) or err.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    return f"{os.strerror(err.errno)}: free space on the file system of {home}, or set PREFEED_HOME to a directory on another one"
 
 
 def read_settings(path: Path, known: Collection[str]) -> dict[str, Any]:

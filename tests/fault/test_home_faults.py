@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,12 +29,14 @@ from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.jobs.records import JobRecord, Records
 from prefeed.sampleset.records import remove_deleted
+from prefeed.server.main import disk_notice
 from prefeed.sources.library import ManifestLibrary
 from prefeed.store.layout import PAGE_BYTES
 from prefeed.store.node_directory import name_of
 from prefeed.wire import messages as m
 from process.conditions import kill, server_pid
 from sandbox import Sandbox, servers_of
+from small_files import small_file_system
 
 
 @pytest.fixture(autouse=True)
@@ -310,6 +314,30 @@ def test_server_that_may_not_be_started(
     monkeypatch.setenv("PREFEED_AUTOSTART", "0")
     assert_trains(root)
     assert "start one with `prefeed server start`" in caplog.text
+
+
+def test_a_full_home_says_what_to_free_or_set(
+    root: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_file_system(sandbox.root / "full", "300k") as full:
+        monkeypatch.setenv("PREFEED_HOME", str(full / "home"))
+        pid = start_server(resolve())
+        with contextlib.suppress(OSError), (full / "fill").open("wb", buffering=0) as fill:
+            while True:
+                fill.write(bytes(4096))
+        assert_trains(root, num_workers=0)
+        list(prefeed.DataLoader(prefeed.datasets.Objects(root), collate_fn=list))
+        kill(pid, signal.SIGTERM)
+    said = [record.getMessage() for record in caplog.records if "No space left" in record.getMessage()]
+    assert said
+    assert all("free space on the file system of" in text and "PREFEED_HOME" in text for text in said), said
+
+
+def test_a_disk_that_is_full_is_named_in_readable_sizes() -> None:
+    full, kept = (disk_notice(1 << 30, 0, floor, Path("/data")) or "" for floor in (0, 5 << 20))
+    assert "may take 0 B: the file system of /data has no more; free space there" in full
+    assert "has no more beyond the 5.0 MiB that stay free (PREFEED_DISK_FREE)" in kept
+    assert disk_notice(1 << 30, 1 << 30, 0, Path("/data")) is None
 
 
 def test_runtime_directory_of_others(

@@ -26,10 +26,19 @@ import pytest
 import prefeed
 import prefeed.files
 from leaks import wait_until
-from mounting import daemon_of, dead_fuse, has_ended, mounted, needs_root, with_own_mounts
+from mounting import (
+    CAP_SYS_ADMIN,
+    daemon_of,
+    dead_fuse,
+    drop_capability,
+    has_ended,
+    mounted,
+    needs_root,
+    with_own_mounts,
+)
 from prefeed.config import resolve
 from prefeed.errors import EmptyListingError, MountError, UnknownSchemeError
-from prefeed.fuse.device import missing, mounted_at
+from prefeed.fuse.device import missing, mount_directly, mounted_at
 from prefeed.mount.request import KIND
 from prefeed.mount.starting import start_mount, stop_mount
 from process.children import stopped
@@ -502,6 +511,23 @@ def test_nothing_is_mounted_after_the_holder_ends(source: Path, point: Path, num
             if number == signal.SIGKILL:
                 assert os.pread(file.fileno(), len(SMALL), 0) == SMALL
         wait_for(lambda: has_ended(daemon), "the daemon has ended")
+
+
+@needs_root
+def test_root_without_the_right_to_mount_is_told_what_lacks(source: Path, point: Path) -> None:
+    """As in a container."""
+    if missing() is not None:
+        pytest.skip("this machine has no FUSE")
+    point.mkdir()
+    with_own_mounts(_without_rights, source, point)
+
+
+def _without_rights(source: Path, point: Path) -> None:
+    drop_capability(CAP_SYS_ADMIN)
+    with pytest.raises(PermissionError) as caught:
+        mount_directly(os.fspath(point), subtype=KIND, shown=os.fspath(source), others=False)
+    for words in ("CAP_SYS_ADMIN", "--device /dev/fuse", "--cap-add SYS_ADMIN", "fusermount3"):
+        assert words in str(caught.value)
 
 
 def test_a_daemon_that_dies_again_and_again_is_given_up(source: Path, point: Path) -> None:

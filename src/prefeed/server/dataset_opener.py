@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TypeVar
 
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError
+from prefeed.places import lack_of_space
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.server.loop import NO_DESCRIPTORS, Reach, lack_of_descriptors
 from prefeed.sources.catalogue_writer import directory_of, is_catalogue, open_catalogue
@@ -560,15 +560,9 @@ class Openings:
 
 def explained(err: BaseException | None, home: Path) -> str:
     """Return what to change about an error of the system; empty if that is not known."""
-    number = err.errno if isinstance(err, OSError) else None
-    if number in NO_DESCRIPTORS:
+    if isinstance(err, OSError) and err.errno in NO_DESCRIPTORS:
         return lack_of_descriptors()
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"{os.strerror(number)}; free space on the file system of {home} (`prefeed clear` empties the cache), or set "
-            "PREFEED_HOME to a directory on another one"
-        )
-    return ""
+    return lack_of_space(err, home)
 
 
 def _view_of(root: str, reach: Reach) -> View | None:
