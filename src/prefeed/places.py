@@ -104,7 +104,7 @@ def is_nowhere(home: Path) -> bool:
 
 
 def lack_of_space(err: BaseException | None, home: Path) -> str:
-    """Return what to do about an error of writing to a home that is full; empty for other errors."""
+    """Describe how to correct an error of writing to a full home; empty for other errors."""
     if not isinstance(err, OSError) or err.errno not in (errno.ENOSPC, errno.EDQUOT):
         return ""
     return f"{os.strerror(err.errno)}: free space on the file system of {home}, or set PREFEED_HOME to a directory on another one"

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from prefeed.client.node import NodeClient, access_now
 from prefeed.config import Config
-from prefeed.errors import StoreFormatError
+from prefeed.errors import PrefeedError, StoreFormatError
+from prefeed.places import lack_of_space
 from prefeed.sources.catalogue import Catalogue, name_of_learned, name_of_list
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
@@ -188,10 +189,15 @@ def open_manifest_dataset(
         made_with: How its store was reached then.
 
     Raises:
-        PrefeedError: It is there no more.
+        PrefeedError: It is there no more, or the home is full.
         ServerUnavailableError: The server went away.
     """
-    directory = ManifestLibrary(config.home).adopt(manifest)
+    try:
+        directory = ManifestLibrary(config.home).adopt(manifest)
+    except OSError as err:
+        if why := lack_of_space(err, config.home):
+            raise PrefeedError(f"cannot write the listing of {manifest.url}: {why}") from err
+        raise
     opened = node.open_dataset(url, manifest_dir=str(directory), made_with=made_with)
     return replace(_node_dataset(node, opened, manifest, url, config), made_with=made_with)
 

@@ -132,7 +132,7 @@ def _ask_to_end(config: Config) -> int:
 
 
 def _of_whom(config: Config) -> str:
-    """Return which server was looked for: nobody finds, or ends, that of another user."""
+    """Describe the server that was looked for, because a server of another user is neither found nor ended."""
     owner = os.geteuid()
     with contextlib.suppress(OSError):
         owner = config.home.stat().st_uid

@@ -466,15 +466,20 @@ class ObjectReader:
                 _say_closed(self._tier, why)
                 return None
             data = self._take(key)
-        if data is None and not self._tier.is_open and self._has_missed_tier:
+        is_kept = (
+            not self._tier.is_open and self._tier.is_there
+        )  # by another process, which opens it: it will be had later
+        if data is not None or is_kept:
+            return data
+        if not self._tier.is_open and self._has_missed_tier:
             _say_closed(
                 self._tier,
                 "There is no store in it, as this process sees it: let PREFEED_MEMORY_DIR name a directory that it shares with the server",
             )
-        elif data is None:
+        else:
             self._has_missed_tier = not self._tier.is_open  # the server makes it again if its files were removed
             connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
-        return data
+        return None
 
     def _tell_damage(self) -> bool:
         """Return True when the tier was found damaged: the server is told, which empties it, and the tier let go of."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.config import Config
-from prefeed.errors import TargetFullError
+from prefeed.errors import DoesNotFitError, TargetFullError
 from prefeed.store.capacity import is_tmpfs, plan_disk_floor
 from prefeed.system.memory import Memory, read_memory
 from prefeed.system.units import in_gib
@@ -175,6 +175,18 @@ def choose(
     chosen = np.zeros(len(entries), np.bool_)
     chosen[order[taken]] = True
     return Choice(chosen=chosen, order=order[taken], room_bytes=int(rooms[chosen].sum()))
+
+
+def require_a_fit(left: Sequence[Entry], num_copies: int, room_bytes: int, why: str, place: Path) -> None:
+    """Raise ``DoesNotFitError`` if there is no copy at all, because each object is left out."""
+    if left and not num_copies:
+        smallest = min(room_of(entry.size_bytes) for entry in left)
+        raise DoesNotFitError(
+            f"none of {len(left):,} files fits in {place}: the smallest needs {smallest:,} bytes, and there is room for "
+            f"{room_bytes:,}: {why}. Free space there, or name another place with --to",
+            needed_bytes=smallest,
+            room_bytes=room_bytes,
+        )
 
 
 def _fitting(rooms: NDArray[np.int64], budget_bytes: int) -> NDArray[np.bool_]:

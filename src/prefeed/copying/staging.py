@@ -35,7 +35,7 @@ from prefeed.copying.copies import (
     remove_held,
     write_record,
 )  # fmt: skip
-from prefeed.copying.room import Ledger, choose, look_at, machine_room, ranks_of, room_of
+from prefeed.copying.room import Ledger, choose, look_at, machine_room, ranks_of, require_a_fit, room_of
 from prefeed.errors import (
     BadTargetNameError,
     CopyError,
@@ -277,14 +277,7 @@ class _Staging:
         )
 
     def _require_room(self, found: Comparison, plan: StagePlan) -> None:
-        if found.left and not found.to_copy and not found.num_kept:
-            smallest = min(room_of(entry.size_bytes) for entry in found.left)
-            raise DoesNotFitError(
-                f"no file of {self._source.url} fits in {self._request.place}: the smallest needs {smallest:,} bytes, and there is "
-                f"room for {plan.room_bytes:,}: {plan.why}. Free space there, or name another place with --to",
-                needed_bytes=smallest,
-                room_bytes=plan.room_bytes,
-            )
+        require_a_fit(found.left, plan.num_to_copy + plan.num_kept, plan.room_bytes, plan.why, self._request.place)
         if found.left and not self._has_links and not self._request.allow_partial:
             raise DoesNotFitError(
                 f"{self._source.url} has {plan.total_bytes:,} bytes in {plan.num_objects:,} objects, and "

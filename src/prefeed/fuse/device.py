@@ -88,12 +88,10 @@ def mount_directly(point: str, *, subtype: str, shown: str, others: bool, read_b
     name, kind = os.fsencode(shown), f"fuse.{subtype}".encode()
     if _libc.mount(name, os.fsencode(point), kind, flags, options.encode()):
         os.close(device)
-        err = _error(point)
-        if err.errno == errno.EPERM:
-            raise PermissionError(
-                err.errno, f"this process lacks the capability CAP_SYS_ADMIN. {_IN_CONTAINERS}", point
-            )
-        raise err
+        if ctypes.get_errno() == errno.EPERM:
+            lacking = f"this process lacks the capability CAP_SYS_ADMIN. {_IN_CONTAINERS}"
+            raise PermissionError(errno.EPERM, lacking, point)
+        raise _error(point)
     return device
 
 

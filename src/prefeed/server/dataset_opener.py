@@ -559,7 +559,7 @@ class Openings:
 
 
 def explained(err: BaseException | None, home: Path) -> str:
-    """Return what to change about an error of the system; empty if that is not known."""
+    """Describe how to correct an error of the system; empty if that is not known."""
     if isinstance(err, OSError) and err.errno in NO_DESCRIPTORS:
         return lack_of_descriptors()
     return lack_of_space(err, home)

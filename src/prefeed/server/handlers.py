@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -527,6 +528,8 @@ def _see_as(connection: Connection, hello: m.Hello, views: Views) -> None:
     except OSError as err:
         if err.errno in NO_DESCRIPTORS:
             raise ServerError(lack_of_descriptors()) from err
+        if err.errno != errno.ENOSYS:
+            raise ServerError(f"the node server cannot look at the client's root directory: {err.strerror}") from err
         raise ServerError(
             "the node server runs in another mount namespace (another container), and cannot read files as this process sees "
             f"them: {err.strerror}; set another PREFEED_HOME here"

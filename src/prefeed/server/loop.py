@@ -61,7 +61,7 @@ def allow_descriptors(*, all_of_them: bool) -> None:
 
 
 def few_descriptors() -> str:
-    """Return what to say about a limit under which some loaders will not be served; empty if it is large enough."""
+    """Describe a limit of descriptors that is too low for several loaders; empty if it is high enough."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY or most >= _FEW_DESCRIPTORS:
         return ""
@@ -72,7 +72,7 @@ def few_descriptors() -> str:
 
 
 def lack_of_descriptors() -> str:
-    """Return what a client is told while the server can open nothing."""
+    """Describe to a client that the server can open nothing more, and the limit."""
     return (
         f"the node server (pid {os.getpid()}) has no file descriptors left: it may have "
         f"{resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; end it with `prefeed server stop` and raise the limit (`ulimit -n`) "

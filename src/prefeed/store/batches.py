@@ -132,6 +132,11 @@ class StoreReader:
         """Whether the last read found a store, whatever it held."""
         return self._current() is not None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the files of a store are in the directory."""
+        return identity_of(self._directory) is not None
+
     def batch(self) -> Batch:
         """Return a context manager: inside it, ``get_views`` gives views that stay valid whatever writers do.
 

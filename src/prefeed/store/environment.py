@@ -269,7 +269,7 @@ def attach_reader(
 def attach_reader_or_raise(
     directory: Path, layout: Layout = TIER_LAYOUT, *, within_seconds: float = PATIENCE_SECONDS, adopts: bool = True
 ) -> SharedEnvironment | None:
-    """Do what ``attach_reader`` does; None when there is no store, or it is being replaced.
+    """Attach as ``attach_reader`` does, and raise the reason if that fails; None without a store, or while it is replaced.
 
     Raises:
         BlockingIOError: Another process does not let go of the directory.

@@ -213,7 +213,7 @@ class TierWriter:
         self._begin(shared, found)
 
     def empty(self) -> None:
-        """Nothing is held any more, and the store is another one: what was there is damaged, or was removed.
+        """Replace the store, which is damaged or was removed, by an empty one.
 
         Raises:
             StoreError: It cannot be made again; nothing is stored from then on.

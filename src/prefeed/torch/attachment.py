@@ -29,7 +29,6 @@ from prefeed.loaders.access import Opening, access_of, guess_of, node_settings
 from prefeed.loaders.kinds import length_of
 from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.stages import begin_pass, has_cached_stage
-from prefeed.places import lack_of_space
 from prefeed.shown import described
 from prefeed.system.thread_lock import ThreadLock
 from prefeed.tally import program
@@ -374,7 +373,7 @@ class Attachment(Reported):
         except FilesUnknownError as err:
             return Refusal(str(err))  # of the dataset, whatever becomes of the node
         except (PrefeedError, OSError) as err:
-            return Refusal(lack_of_space(err, self.config.home) or str(err), may_pass=True)
+            return Refusal(str(err), may_pass=True)
         except Exception as err:
             if self.explicit:
                 raise
@@ -514,7 +513,7 @@ class Attachment(Reported):
                 if consumer is not self._consumer:
                     consumer.close()
         except Exception as err:  # noqa: BLE001 - whatever the user's dataset does to us, samples are read in place
-            self._could_not_join(place, refusal_of(err, self.config.home), began)
+            self._could_not_join(place, refusal_of(err), began)
 
     def _could_not_join(self, place: Place, refusal: Refusal, began: float) -> None:
         self._again.failed(began=began, now=time.monotonic())

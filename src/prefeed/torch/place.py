@@ -7,7 +7,6 @@ import os
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -21,7 +20,6 @@ from prefeed.core.in_place import LEAST_MEASURED, MOST_MEASURED, Course, PlacePo
 from prefeed.errors import ConfigError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.loaders.access import Opening, columns_of
 from prefeed.loaders.guesses import Column, Guess
-from prefeed.places import lack_of_space
 from prefeed.shown import described
 from prefeed.sources.mounts import Roots
 from prefeed.torch.in_place import InPlace
@@ -333,11 +331,10 @@ def _join(attachment: ref[Any], place: ref[Place], joining: Joining) -> None:
         node.close()
 
 
-def refusal_of(err: Exception, home: Path) -> Refusal:
+def refusal_of(err: Exception) -> Refusal:
     """Return why a loader could not join the server."""
     if isinstance(err, PrefeedError | OSError):
-        reason = lack_of_space(err, home) or str(err)
-        return Refusal(reason, may_pass=not isinstance(err, FilesUnknownError | SampleSetError | ConfigError))
+        return Refusal(str(err), may_pass=not isinstance(err, FilesUnknownError | SampleSetError | ConfigError))
     _log.debug("prefeed: joining failed", exc_info=err)
     # The loop may have changed the dataset just while this looked at it.
     return Refusal(described(err), may_pass=True)

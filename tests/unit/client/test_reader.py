@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,11 @@ from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
 from prefeed.store.layout import MIN_BUDGET_BYTES
 from prefeed.store.writer import TierWriter
+from prefeed.system.locks import directory_lock
 from prefeed.tally import program
 from prefeed.tally.program import sums
 from prefeed.wire import messages as m
+from process.children import child_running
 from sandbox import Sandbox, servers_of
 from scripted import ScriptedServer, scripted
 
@@ -349,6 +352,25 @@ def test_a_tier_that_is_not_there_is_reported_once_and_then_said(
     assert dataset.store_dir in said
     assert "PREFEED_MEMORY_DIR" in said
     assert "container" not in said
+
+
+def _keep(directory: str, pipe: Pipe) -> None:
+    with directory_lock(Path(directory)):
+        pipe.send("kept")
+        pipe.recv()
+
+
+def test_a_tier_that_another_process_keeps_for_a_while_is_no_fault(
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where many workers open it at once on a busy machine."""
+    server.script = answering(Outcome.STORED)
+    reader = reader_of(readers, dataset)
+    with child_running(_keep, dataset.store_dir) as (_, pipe):
+        assert pipe.recv() == "kept"
+        assert reader.read_many([1, 3]) == [content(1), content(3)]
+    assert server.of(m.Lost) == []
+    assert caplog.records == []
 
 
 def test_the_server_may_leave_it_to_the_reader(
