@@ -1,6 +1,7 @@
 """The client's side of the cache: reads from the tier, asks the server after a miss, reads the origin if no server answers.
 
 ``reader``      the hit path, and what follows a miss: start reading here
+``counted_reads``  counts of the reads of one reader
 ``files``       files that samples open by path
 ``block_file``  an open object, read in blocks
 ``block_order``  which blocks are read next, and what may be fetched for a few bytes

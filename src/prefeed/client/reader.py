@@ -23,6 +23,7 @@ from functools import partial
 from typing import NamedTuple, TypeGuard
 
 from prefeed.client.connection import Connection
+from prefeed.client.counted_reads import CountedReads
 from prefeed.client.dataset import NodeDataset, reopen_on
 from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient, access_told, open_as_made
@@ -79,7 +80,7 @@ class _Answer(NamedTuple):
     was_held: bool = False  # when it was asked: that is a hit
 
 
-class ObjectReader:
+class ObjectReader(CountedReads):
     """Reads objects of one dataset for one consumer.
 
     **Threads and processes.** One thread at a time; others read through ``for_thread``. May be made before a fork and pickled to a spawned worker:
@@ -112,7 +113,7 @@ class ObjectReader:
         self._refusal: SourceError | None = None  # that the server met, of the object that was asked for last
         self._renewed_at = -_RENEW_SECONDS
         self._reported_at = 0.0
-        self._reset_counts()
+        CountedReads.__init__(self)
         self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
         self._of_threads: IdleReaders[ObjectReader] = IdleReaders()
 
@@ -293,25 +294,6 @@ class ObjectReader:
         for other in self._of_threads.each():
             given += other.sample_made()
         return given
-
-    def tell_program(self) -> None:
-        """Reads so far are counted for the program's last line; each report does this first. Cheap, and never waits."""
-        hits, self._counted_hits = self._hits - self._counted_hits, self._hits
-        direct, self._counted_direct = self._direct_reads - self._counted_direct, self._direct_reads
-        self._untaken[0] += hits
-        self._untaken[1] += self._from_origin + direct
-        num_bytes = self._unreported_bytes - self._unread_bytes - self._counted_bytes
-        self._counted_bytes, self._unread_bytes = self._unreported_bytes, 0
-        late, late_bytes = self._from_origin, self._from_origin_bytes
-        self._from_origin = self._from_origin_bytes = 0
-        program.add(program.READS, hits, num_bytes - late_bytes, *((late, late_bytes) if late else ()))
-
-    def take_counts(self) -> tuple[int, int]:
-        """Return the numbers of reads since the last call: hits, and all others. No server is needed for this."""
-        self.tell_program()
-        hits, others = self._untaken
-        self._untaken = [0, 0]
-        return hits, others
 
     def report(self) -> None:
         """Tell the server what was consumed since the last report; while there is none, counts wait for the next."""
@@ -600,15 +582,6 @@ class ObjectReader:
         del self._opened[:]
         self._lent.clear()
         self._reset_counts()
-
-    def _reset_counts(self) -> None:
-        self._hits = self._direct_reads = self._in_own_threads = 0
-        self._hit_bytes = 0  # of what is lent those that were read, once its sample is made
-        self._unreported_bytes = 0
-        self._unread_bytes = 0  # of these, what was lent and not read
-        self._counted_hits = self._counted_direct = self._counted_bytes = 0  # of those that are not reported yet
-        self._untaken = [0, 0]  # hits and other reads, see take_counts
-        self._from_origin = self._from_origin_bytes = 0  # reads that were no hits, since they were counted last
 
 
 def _say_closed(tier: TierReader, why: str) -> None:
