@@ -21,6 +21,7 @@ _STORE_URL: Final = re.compile(r"(?:^|=)((?:s3|gs|az)://[^?#\s]+)")
 _PRONOUN: Final = re.compile(r"^its\b")
 _MOST_NAMES: Final = 8
 _MOST_CALLS: Final = 5
+_MAPS: Final = re.compile(r"datasets\..*load_from_disk")
 _LOAD_FROM_DISK: Final = "load_from_disk of datasets maps the files of a path past the cache; load_from_disk('prefeed://PATH') copies them through it"
 _READS_ALL: Final = "PREFEED_READS=all answers reads that Python sees outside of loaders from the cache"
 _LONG_START_SECONDS: Final = 10.0
@@ -215,7 +216,7 @@ def _elsewhere(facts: ProgramFacts) -> str:
     past = facts["past_the_cache"]
     if any("in_own_threads" in one for one in past):
         return "reads in threads of its own bypass the cache: PREFEED_READS=all answers them"
-    outside = sum(one["opens"] for one in past if not one["in_samples"])
+    outside = sum(one["opens"] for one in past if not one["in_samples"] and not _MAPS.fullmatch(one["call"]))
     is_most = outside > sum(one["files"] for one in (facts["cache"], facts["origin"]))
     return _READS_ALL if is_most else ""
 
@@ -312,7 +313,7 @@ def _where(one: PastTheCache) -> str:
 def _native(facts: ProgramFacts) -> list[str]:
     """Return lines about readers that read past the cache, in C++ or mapped; none if there were none."""
     calls_past = [one["call"] for one in facts["past_the_cache"]]
-    lines = [_LOAD_FROM_DISK] if any(re.fullmatch(r"datasets\..*load_from_disk", call) for call in calls_past) else []
+    lines = [_LOAD_FROM_DISK] if any(map(_MAPS.fullmatch, calls_past)) else []
     roots: dict[str, list[str]] = {}
     for one in facts["read_natively"]:
         roots.setdefault(one["call"], []).extend([one["root"]] if one["root"] else [])

@@ -26,6 +26,8 @@ from prefeed.errors import DoesNotFitError, TargetFullError
 from prefeed.store.capacity import is_tmpfs, plan_disk_floor
 from prefeed.system.memory import Memory, read_memory
 from prefeed.system.units import in_gib
+from prefeed.transfer.directory import DirectorySink
+from prefeed.transfer.engine import Body
 from prefeed.transfer.entries import Entry
 
 BLOCK_BYTES: Final = 4096
@@ -107,6 +109,22 @@ class Ledger:
         """What was taken was not written."""
         with self._lock:
             self._left_bytes += taken_bytes
+
+
+class BoundedSink:
+    """A sink that takes no more than there is room for."""
+
+    def __init__(self, sink: DirectorySink, ledger: Ledger) -> None:
+        self._sink, self._ledger = sink, ledger
+
+    def write(self, entry: Entry, body: Body) -> None:
+        """See ``Sink.write``."""
+        taken = self._ledger.take(body.size_bytes)
+        try:
+            self._sink.write(entry, body)
+        except BaseException:
+            self._ledger.give_back(taken)
+            raise
 
 
 # ---------------------------------------------------------------- the machine

@@ -35,7 +35,7 @@ from prefeed.copying.copies import (
     remove_held,
     write_record,
 )  # fmt: skip
-from prefeed.copying.room import Ledger, choose, look_at, machine_room, ranks_of, require_a_fit, room_of
+from prefeed.copying.room import BoundedSink, Ledger, choose, look_at, machine_room, ranks_of, require_a_fit, room_of
 from prefeed.errors import (
     BadTargetNameError,
     CopyError,
@@ -51,7 +51,7 @@ from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.system.machine import host_name
 from prefeed.transfer.directory import DirectorySink
-from prefeed.transfer.engine import Body, CopyFailure, CopyProgress, CopySummary, copy_objects
+from prefeed.transfer.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
 from prefeed.transfer.entries import Entry, directories_of, is_copy, sort_out
 from prefeed.transfer.flow import CopyLimits
 from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
@@ -222,7 +222,7 @@ class _Staging:
         self._save(replace(self._record, num_files=found.num_kept, bytes=found.kept_bytes))
         self._remove(found)
         full = self._arrange(found, sink)
-        summary = self._copy(found, _BoundedSink(sink, Ledger(found.left_bytes, self._look)))
+        summary = self._copy(found, BoundedSink(sink, Ledger(found.left_bytes, self._look)))
         return self._finish(found, plan, sink, summary, full=full)
 
     # ---------------------------------------------------------------- before
@@ -244,8 +244,9 @@ class _Staging:
             folds_case=sink.folds_case,
             room=self._room,
         )
-        may_be_hidden = isinstance(self._source, PosixTree) and self._source.left_out.count
-        return replace(found, vanished=[]) if may_be_hidden else found  # by a directory that cannot be read
+        # Files that are missing may be in a directory that cannot be read.
+        is_hidden = isinstance(self._source, PosixTree) and self._source.left_out.count
+        return replace(found, vanished=[]) if is_hidden else found
 
     def _look(self) -> tuple[int, str]:
         return look_at(Path(self._data.root), self._config)
@@ -332,7 +333,7 @@ class _Staging:
             pass
         sink.link(entry.path, target)
 
-    def _copy(self, found: Comparison, sink: _BoundedSink) -> CopySummary:
+    def _copy(self, found: Comparison, sink: BoundedSink) -> CopySummary:
         limits = CopyLimits(
             max_in_flight=self._config.max_in_flight, retry_deadline_seconds=self._config.retry_deadline
         )  # fmt: skip
@@ -407,22 +408,6 @@ class _Staging:
     def _save(self, record: CopyRecord) -> None:
         self._record = record
         write_record(record, self._config)
-
-
-class _BoundedSink:
-    """A sink that takes no more than there is room for."""
-
-    def __init__(self, sink: DirectorySink, ledger: Ledger) -> None:
-        self._sink, self._ledger = sink, ledger
-
-    def write(self, entry: Entry, body: Body) -> None:
-        """See ``Sink.write``."""
-        taken = self._ledger.take(body.size_bytes)
-        try:
-            self._sink.write(entry, body)
-        except BaseException:
-            self._ledger.give_back(taken)
-            raise
 
 
 # ---------------------------------------------------------------- what is there, and what is to be done

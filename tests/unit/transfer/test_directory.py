@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.copying.room import Ledger, room_of
-from prefeed.copying.staging import _BoundedSink
+from prefeed.copying.room import BoundedSink, Ledger, room_of
 from prefeed.errors import BadTargetNameError, CopyError, TargetFullError, TransientSourceError, TruncatedBodyError
 from prefeed.transfer.directory import DirectorySink
 from prefeed.transfer.engine import Body, WholeBody
@@ -44,7 +43,7 @@ class Place:
         self.own = RootedDir(str(root))
         self.inner = self.own.inner("data")
         self.sink = DirectorySink(self.inner, work=(self.own, "incoming"), mode=0o600)
-        self.bounded = _BoundedSink(self.sink, Ledger(room_bytes, lambda: (PLENTY, "")))
+        self.bounded = BoundedSink(self.sink, Ledger(room_bytes, lambda: (PLENTY, "")))
 
     def write(self, path: str, body: Body) -> None:
         self.bounded.write(Entry(path, body.size_bytes, None, body.version), body)
