@@ -168,6 +168,22 @@ class Watch:
         self._before = ()
 
 
+def states() -> tuple[State, ...]:
+    """Return what changes when anything is drawn from a global generator, those of devices in use included."""
+    return tuple(read() for read, _ in _RESTORED)
+
+
+def saved() -> Callable[[], None]:
+    """Save the global generators; return what puts them back."""
+    kept = [save() for _, save in _RESTORED]
+
+    def put_back() -> None:
+        for put in kept:
+            put()
+
+    return put_back
+
+
 @contextmanager
 def left_alone() -> Iterator[None]:
     """What is drawn inside from a global generator is undone at the end: outside of it no difference can be seen.

@@ -8,6 +8,7 @@
 ``files``       atomic, durable and private files
 ``locks``       locks of files and directories: immediate, with a limit, in turns
 ``thread_lock``  a lock of threads that a forked child finds free
+``time_limit``  runs code of a program for a limited time
 ``byte_locks``  locks on single bytes that belong to one open file
 ``paths``       whether one place lies in another
 ``trust``       the owner of a directory, checked on an open descriptor

@@ -15,6 +15,8 @@ There are two ways to read ahead, and neither moves a generator that somebody ca
 * ``Shadow``: a copy of the sampler draws a second time, from copies of its generators.
 * ``Buffered``: the sampler itself is drawn from, and torch is given what it drew. Only where that changes nothing: torch's
   samplers that draw all of an order at once, and the user's own that may be read ahead by the user's word.
+
+A third one, for samplers of the user's own, is a ``Forecast`` (``forecasts``).
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ PLAIN = (list, tuple, range)
 def is_readable_ahead(index_sampler: Any) -> bool:
     """Return True when the sampler, or batch sampler, can be run in the shadow. Subclasses are others' code: False."""
     innermost = samplers_of(index_sampler)[-1]
-    if type(innermost) in KNOWN_SAMPLERS or isinstance(innermost, PLAIN):
+    if type(innermost) in KNOWN_SAMPLERS or type(innermost) in PLAIN:
         return True
     return _name_of(innermost) in _KNOWN_BY_NAME
 
@@ -306,7 +308,7 @@ class Buffered:
                 items = source.take(allowed)
                 count = len(items)
             else:
-                count = _take_into(drawn, source, allowed)
+                count = take_into(drawn, source, allowed)
         except Exception as err:  # noqa: BLE001 - it is the user's, and torch's to hear of
             self._error = err
         if self._left is not None:
@@ -459,10 +461,10 @@ def _take(drawn: Iterator[Any], most: int) -> tuple[list[Any] | Order, int]:
         order = drawn.take(most)
         return order, len(order)
     items: list[Any] = []
-    return items, _take_into(items, drawn, most)
+    return items, take_into(items, drawn, most)
 
 
-def _take_into(items: list[Any], drawn: Iterator[Any], most: int) -> int:
+def take_into(items: list[Any], drawn: Iterator[Any], most: int) -> int:
     """Append what comes, single indices or batches, until there are enough samples; return how many there are."""
     for item in itertools.islice(drawn, min(1, most)):
         items.append(item)

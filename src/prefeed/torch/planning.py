@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +40,7 @@ from prefeed.loaders.guesses import LOOK, Guess, Supposing
 from prefeed.loaders.kinds import Order
 from prefeed.loaders.order import interleave
 from prefeed.system.thread_lock import ThreadLock
+from prefeed.torch.forecasts import Forecast, try_forecast
 from prefeed.torch.order import (
     CHUNK,
     FIRST,
@@ -149,7 +151,8 @@ class PlannedSampler:
         self._num_told = 0
         self._drawn: deque[Ids] = deque(maxlen=batches_ahead)
         self._is_ahead = False
-        self._ahead: ReadAhead | None = None
+        self._ahead: ReadAhead | Forecast | None = None
+        self._may_forecast = True
         self._held: Order = _NO_SAMPLES
         self._supposing = None if guess is None else _supposing(access, consumer, guess)
         self._has_begun = False  # a pass, whose order is kept
@@ -168,19 +171,30 @@ class PlannedSampler:
         return self._ahead.num_kept if isinstance(self._ahead, Buffered) else 0
 
     def __iter__(self) -> Iterator[Any]:
-        # Nothing happens before torch asks for the first batch, when torch's own samplers draw too.
-        return _Drawing(self._batches(), self)
-
-    def _batches(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
         inner = self.inner if rest is None else rest
         if isinstance(inner, ReadAhead) or is_readable_ahead(inner):
-            ahead = inner if isinstance(inner, ReadAhead) else read_ahead(inner)
-            self._begin(ahead, self._first_of(ahead))
-            yield from self._follow(iter(ahead))
-            self._announce_distributed()
-        else:
-            yield from self._passes(iter(inner), is_whole=rest is None)
+            # Nothing happens before torch asks for the first batch, when torch's own samplers draw too.
+            return _Drawing(self._batches(inner), self)
+        # ``__iter__`` of another class may draw at once: torch calls it before it draws the base seed.
+        forecast = self._try_forecast(inner) if rest is None else None
+        batches = iter(inner) if forecast is None else forecast.begin(inner)
+        return _Drawing(self._passes(batches, is_whole=rest is None, forecast=forecast), self)
+
+    def _batches(self, inner: Any) -> Iterator[Any]:
+        ahead = inner if isinstance(inner, ReadAhead) else read_ahead(inner)
+        self._begin(ahead, self._first_of(ahead))
+        yield from self._follow(iter(ahead))
+        self._announce_distributed()
+
+    def _try_forecast(self, inner: Any) -> Forecast | None:
+        """Return a forecast of a sampler of another class; None if there can be none, or an earlier one was of no use."""
+        is_repeated = self._repeated is not None and is_readable_ahead(self._repeated)
+        if self._trust or is_repeated or not self._may_forecast:
+            return None
+        forecast = try_forecast(inner)
+        self._may_forecast = forecast is not None
+        return forecast
 
     def leave(self) -> None:
         """The next epoch begins in place: its order is kept, and the server is not told."""
@@ -209,9 +223,10 @@ class PlannedSampler:
         if num_passed:
             self._ends.append(num_passed, 0, np.zeros(num_passed, dtype=np.int64))
         ids = self._plan(self._fitting(rest, num_asked=max(0, self._num_drawn - num_passed)))
-        told = [access.object_ids(drawn)[0] for drawn in self._drawn] if self._ahead is None else []
+        drawn = [access.object_ids(ids)[0] for ids in self._drawn]
         self._drawn.clear()
-        self._drawn.extend(told)
+        self._drawn.extend(drawn)
+        told = drawn if self._ahead is None else []
         plan = np.concatenate((before, ids, *told))
         self._num_told = sum(map(len, told))
         self._plan_now, self._position, self._num_before, self._read_at = Window(plan), 0, len(before), 0
@@ -258,17 +273,35 @@ class PlannedSampler:
         if self._announced is None and is_readable_ahead(self.inner) and distributed_sampler(self.inner) is None:
             self._announce_drawn_by(self.inner, self._seed_source)
 
-    def _passes(self, batches: Iterator[Any], *, is_whole: bool) -> Iterator[Any]:
+    def _passes(self, batches: Iterator[Any], *, is_whole: bool, forecast: Forecast | None = None) -> Iterator[Any]:
         """Yield batches of a sampler of another class, which may have no end; each pass over it is an epoch.
 
         Args:
             batches: What it yields.
             is_whole: The first pass begins with its first batch; else some were seen before.
+            forecast: What it will probably yield.
         """
+        try:
+            yield from self._passes_over(batches, is_whole, forecast)
+        finally:
+            if forecast is not None:
+                forecast.leave()
+
+    def _passes_over(self, batches: Iterator[Any], is_whole: bool, forecast: Forecast | None) -> Iterator[Any]:
         for number in itertools.count():
+            ahead: ReadAhead | Forecast | None
             ahead, following = self._next_pass(batches, is_whole=is_whole or number > 0)
-            order = None if ahead is None else self._first_of(ahead)
-            first = next(following, _END)
+            if forecast is None or forecast.is_left:
+                order = None if ahead is None else self._first_of(ahead)
+                first = next(following, _END)
+            else:
+                first = forecast.begin_pass(partial(next, following, _END), self._pass_length)
+                ahead, order = forecast, self._first_of(forecast)
+                if ahead.is_left and len(order) <= self._batches_ahead * max(1, _num_indices(first)):
+                    ahead = order = None  # torch asks for as many at once
+                    self._may_forecast = forecast.give_up(
+                        "it draws from a global generator for each batch, raises, or is slow"
+                    )
             if first is _END and number:
                 return
             if number:
@@ -282,7 +315,20 @@ class PlannedSampler:
             if first is _END:
                 return
             following = itertools.chain((first,), following)
-            yield from self._tell(following) if order is None else self._follow(following)
+            if order is None:
+                yield from self._tell(following)
+            elif not isinstance(ahead, Forecast):
+                yield from self._follow(following)
+            else:
+                yield from self._follow(ahead.agreeing(following, self._note_drawn))
+                if ahead.unforeseen:
+                    self._may_forecast, is_ahead = not ahead.is_wrong, self._is_ahead
+                    self._begin_pass(None, None)
+                    self._is_ahead = is_ahead
+                    yield from self._tell(itertools.chain(ahead.unforeseen, following))
+
+    def _note_drawn(self, order: Order) -> None:
+        self._drawn.append(self._access.object_ids(order)[0])
 
     def _next_pass(self, batches: Iterator[Any], *, is_whole: bool) -> tuple[ReadAhead | None, Iterator[Any]]:
         """Return what reads the pass ahead that begins, None where its order is not known, and its batches."""
@@ -297,7 +343,9 @@ class PlannedSampler:
             return ahead, iter(ahead)
         return None, following
 
-    def _begin_pass(self, ahead: ReadAhead | None, order: Order | None, *, before: Ids | None = None) -> None:
+    def _begin_pass(
+        self, ahead: ReadAhead | Forecast | None, order: Order | None, *, before: Ids | None = None
+    ) -> None:
         """An epoch begins.
 
         Args:
@@ -307,11 +355,13 @@ class PlannedSampler:
         """
         self._is_ahead = False
         self._begin(ahead, order, before=before)
+        if isinstance(ahead, Forecast):
+            return  # they are in the plan
         for ids in self._drawn:
             self._consumer.extend(ids)
         self._num_told = sum(map(len, self._drawn))
 
-    def _begin(self, ahead: ReadAhead | None, order: Order | None, *, before: Ids | None = None) -> None:
+    def _begin(self, ahead: ReadAhead | Forecast | None, order: Order | None, *, before: Ids | None = None) -> None:
         announced, self._announced = self._announced, None
         self._ahead, self._ends, self._read, self._read_at = ahead, Ends(), [], 0
         self._has_begun, self._num_drawn = True, 0
@@ -333,7 +383,7 @@ class PlannedSampler:
         """True while samples may follow those that are planned."""
         return self._ahead is not None and (self._ahead.has_more or len(self._held) > 0)
 
-    def _first_of(self, ahead: ReadAhead) -> Order:
+    def _first_of(self, ahead: ReadAhead | Forecast) -> Order:
         """Return the first window of an order."""
         order = ahead.read(self._whole_groups(ahead.window))
         return self._fitting(order, num_asked=self._batches_ahead * (self._batch_size() or 1), may_wait=True)
@@ -389,6 +439,8 @@ class PlannedSampler:
             return
         num_planned = self._ends.num_samples
         most = max(FIRST, min(CHUNK, num_planned))  # ever more: the first batches wait for little
+        if isinstance(ahead, Forecast):
+            most = FIRST  # of Python code
         if not self._is_guessed:  # else it is looked at with each batch
             self._read_at = num_drawn + most // 2
         most_ahead = WINDOW if ahead.window == WINDOW else _MOST_AHEAD * CHUNK

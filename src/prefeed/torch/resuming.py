@@ -335,10 +335,10 @@ class _Watched:
         return len(self._inner)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._noting(self._position.draws())
+        return self._noting(self._position.draws(), iter(self._inner))
 
-    def _noting(self, drawn: deque[Any]) -> Iterator[Any]:
-        for batch in self._inner:
+    def _noting(self, drawn: deque[Any], batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
             drawn.append(batch)
             yield batch
 
@@ -362,8 +362,10 @@ class _Resumed:
     def __iter__(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
         if rest is None:
-            yield from self._index_sampler if self._planned is None else self._planned
-            return
+            return iter(self._index_sampler if self._planned is None else self._planned)
+        return self._resumed(rest)
+
+    def _resumed(self, rest: Rest) -> Iterator[Any]:
         self._set(rest.drawn)
         yield from rest.batches if self._planned is None else self._planned
         if rest.ended is not None:
@@ -381,15 +383,16 @@ def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: GlobalStates) 
         return Rest(
             batches=None, num_seen=num_seen, drawn=loaded["began"]["own"], ended=None, is_in_place="dataset" in loaded
         )
+    num_batches, is_known = loaded["num_batches"], is_readable_ahead(loader._index_sampler)
+    drawn: Iterator[Any] = iter(()) if is_known else iter(loader._index_sampler)  # as torch, before the base seed
     if loaded["began"]["draws_seed"]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-    num_batches, is_known = loaded["num_batches"], is_readable_ahead(loader._index_sampler)
     if is_known and not ahead and (num_batches is None or _num_samples(loader, num_batches - num_seen) > WINDOW):
         reader = read_ahead(loader._index_sampler)
         _pass(iter(reader), num_seen, _unplain(loaded["last"]), loader)
         reader.skip(_num_samples(loader, num_seen))
         return Rest(batches=reader, num_seen=num_seen, drawn=own_states(loader), ended=None)
-    drawn = iter(loader._index_sampler)
+    drawn = iter(loader._index_sampler) if is_known else drawn
     _pass(drawn, num_seen + len(ahead), [*_unplain(loaded["last"]), *ahead], loader)
     if not is_known:  # what was read ahead of torch was drawn from the generators of then
         ahead += itertools.islice(drawn, loaded.get("read_ahead", 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,8 +89,11 @@ def test_position_with_workers_is_the_start_of_a_group() -> None:
     assert [position for event, position in listener.told if event == "advance"] == [0, 4, 4, 8, 8, 12]
 
 
+NUM_DRAWN: deque[int] = deque([0], maxlen=1)
+
+
 class Lazy:
-    """Counts how far it was drawn."""
+    """Counts how far it was drawn, in its module as well, so that its order is not foreseen."""
 
     def __init__(self) -> None:
         self.num_drawn = 0
@@ -97,6 +101,7 @@ class Lazy:
     def __iter__(self) -> Iterator[list[int]]:
         for start in range(0, 8, 2):
             self.num_drawn += 1
+            NUM_DRAWN.append(self.num_drawn)
             yield [start, start + 1]
 
 
@@ -121,9 +126,10 @@ def test_trusted_sampler_is_drawn_at_once() -> None:
 
 
 class Types:
-    """Yields batches of many types."""
+    """Yields batches of many types, and counts in its module."""
 
     def __iter__(self) -> Iterator[Any]:
+        NUM_DRAWN.append(1)
         yield from ({4, 5}, {6: "a", 7: "b"}, map(int, (8, 9)), (index for index in (1, 2)), ["x", 3])
 
 
@@ -293,7 +299,7 @@ class Repeat:
 
 
 class Endless:
-    """Draws for ever, and has no length."""
+    """Draws for ever, has no length, and counts in its module."""
 
     def __init__(self) -> None:
         self.num_drawn = 0
@@ -301,6 +307,7 @@ class Endless:
     def __iter__(self) -> Iterator[int]:
         while True:
             self.num_drawn += 1
+            NUM_DRAWN.append(self.num_drawn)
             yield self.num_drawn % 5
 
 
@@ -433,6 +440,7 @@ def test_samples_without_any_object() -> None:
 def test_objects_of_what_is_drawn_with_torch() -> None:
     class Drawn:
         def __iter__(self) -> Iterator[list[int]]:
+            NUM_DRAWN.append(1)
             yield [3, 1]
             yield [0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -248,8 +249,11 @@ def test_an_order_of_many_objects_a_sample_is_told_in_parts(monkeypatch: pytest.
 # ------------------------------------------------------------ samplers of the user's
 
 
+NUM_DRAWN: deque[int] = deque(maxlen=1)
+
+
 class Counted:
-    """Draws without end, or as many as it is told; says any length, or none."""
+    """Draws without end, or as many as it is told, and counts in its module; says any length, or none."""
 
     def __init__(self, length: int | None = None, *, says: int | None = None) -> None:
         self.num_drawn = 0
@@ -260,6 +264,7 @@ class Counted:
     def __iter__(self) -> Iterator[int]:
         while self._length is None or self.num_drawn < self._length:
             self.num_drawn += 1
+            NUM_DRAWN.append(self.num_drawn)
             yield self.num_drawn % 50
 
 

@@ -1,0 +1,561 @@
+"""Forecasts of the order of samplers of a program's own classes, drawn from copies of them.
+
+Torch draws from the sampler itself, at the time that torch chooses. What a copy yields is only a forecast, so it need not be right, but
+drawing from it must change nothing outside the copy:
+
+* A copy consists of plain values, arrays, generators of random numbers, and objects of Python classes. All else that a sampler refers
+  to (its dataset, a logger, a lock, a file) is a ``_Missing`` in the copy, which has at most a length: code that uses it raises.
+* The code of these classes is looked at before it runs (``_Reach``). Code that names ``print``, files, modules that are not known to be
+  harmless, or changeable values of its module or class is not run.
+
+``random``, numpy and torch may be named: the caller compares and restores the states of their global generators.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import dis
+import enum
+import functools
+import inspect
+import itertools
+import logging
+import random
+import sys
+import time
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from prefeed.loaders.kinds import Order
+from prefeed.stage_cache.randomness import left_alone, saved, states
+from prefeed.system.time_limit import run_within
+from prefeed.torch.order import FIRST, as_order, drawn_order, samplers_of, take_into
+
+__all__ = ["Forecast", "try_forecast"]
+
+_log = logging.getLogger("prefeed")
+
+_STEP: Final = 64
+"""Samples that are drawn from a copy between two looks at the global generators."""
+
+_MOST_SECONDS: Final = 0.25
+"""A copy that takes longer for its first batch, or for one window, is left, because the loop waits meanwhile."""
+
+_NO_SAMPLES: Final[Order] = np.empty(0, dtype=np.int64)
+
+_MAX_ITEMS: Final = 1 << 21
+"""Maximum number of values in a copy, so that copying takes at most some 50 ms of each epoch."""
+
+_MAX_BYTES: Final = 1 << 26
+"""Maximum size of an array or tensor that is copied."""
+
+_ATOMS: Final = (
+    *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, types.NotImplementedType),
+    *(torch.dtype, torch.device, torch.Size, np.dtype, np.generic, enum.Enum),
+)  # fmt: skip
+_CONTAINERS: Final = frozenset({list, set, frozenset, tuple, deque, dict, OrderedDict, defaultdict, Counter})
+
+_MODULES: Final = frozenset(
+    {
+        *(
+            "builtins",
+            "typing",
+            "collections",
+            "collections.abc",
+            "abc",
+            "dataclasses",
+            "enum",
+            "functools",
+            "itertools",
+        ),
+        *("operator", "math", "cmath", "statistics", "bisect", "heapq", "random", "numpy", "numpy.random"),
+        *("torch", "torch.utils", "torch.utils.data", "torch.utils.data.sampler", "torch.utils.data.distributed"),
+    }
+)
+"""Modules whose functions change nothing but their arguments and the global generators, unless ``_EFFECTS`` names them."""
+
+_EFFECTS: Final = frozenset(
+    {
+        *("print", "open", "input", "exec", "eval", "compile", "breakpoint", "__import__", "exit", "quit"),
+        *("globals", "locals", "vars", "setattr", "delattr", "__dict__", "__globals__"),
+        *("distributed", "save", "savez", "load", "loadtxt", "savetxt", "genfromtxt", "fromfile", "tofile", "memmap"),
+    }
+)
+"""Names of functions and attributes that reach outside of a copy."""
+
+_STORES: Final = frozenset({"STORE_ATTR", "DELETE_ATTR"})
+
+_NOT_BY_SYNTAX: Final = frozenset(
+    {
+        *("__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"),
+        *("__copy__", "__deepcopy__", "__init_subclass__", "__class_getitem__", "__getnewargs__"),
+    }
+)
+"""Special methods that no statement calls while a sampler is drawn from."""
+
+
+class CannotForecastError(Exception):
+    """A sampler cannot be drawn from ahead of torch; the message says why."""
+
+
+class Forecast:
+    """Draws what a sampler of the user's class will probably yield, from a copy of it; generators are as before.
+
+    The copy is made before the sampler is iterated, and iterated from the same global generators. The first batch of a pass may
+    draw from them, because torch draws that batch at the same moment. The copy is left at the first later draw, at an exception, and
+    when it takes long.
+
+    Args:
+        sampler: The sampler, or batch sampler.
+
+    Attributes:
+        window, has_more: See ``Shadow``.
+        is_left: The copy was left before it came to its end.
+        is_wrong: Torch drew another batch.
+        unforeseen: That batch, or the first one that was not forecast any more; empty: there was none in this pass.
+
+    Raises:
+        CannotForecastError: Drawing from a copy could be noticed.
+    """
+
+    window: int = FIRST
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler, self._generators = _copy_of(sampler)
+        self.has_more = True
+        self.is_left = False
+        self.is_wrong = False
+        self.unforeseen: tuple[Any, ...] = ()
+        self._all: Iterator[Any] = iter(())
+        self._pass = self._all
+        self._expected = _NO_SAMPLES  # what torch has not drawn yet of what was read
+        self._num_unread = 0  # of those, at the end
+
+    def begin(self, sampler: Any) -> Iterator[Any]:
+        """Return an iterator of the sampler itself, for torch, and iterate the copy as well."""
+
+        def begin_copy() -> None:
+            try:
+                self._all = iter(self._sampler)
+            except Exception:  # noqa: BLE001 - of the user's code, which did not raise for torch
+                self.leave()
+
+        iterator: Iterator[Any] = self._together(lambda: iter(sampler), begin_copy)
+        return iterator
+
+    def begin_pass(self, draw: Callable[[], Any], length: int | None) -> Any:
+        """Let torch draw the first batch of a pass, and the copy as well; return torch's.
+
+        Args:
+            draw: Draws from the sampler itself.
+            length: Batches, or indices, of the pass; None: all.
+        """
+        clones = [(clone, own.get_state()) for own, clone in self._generators]  # torch's seed may come from one of them
+
+        def draw_copy() -> None:
+            for clone, state in clones:
+                clone.set_state(state)
+            self._expect(self._next(1))
+
+        self.has_more = not self.is_left
+        self._pass = itertools.islice(self._all, length)
+        return self._together(draw, draw_copy)
+
+    def read(self, most: int) -> Order:
+        """Return the next samples of the order; see ``Shadow.read``."""
+        orders, missing = [_NO_SAMPLES], most - self._num_unread
+
+        def draw_copy() -> None:
+            while self.has_more and sum(map(len, orders)) < missing:
+                before, order = states(), self._next(_STEP)
+                if states() != before:
+                    self.leave()
+                    break
+                orders.append(order)
+
+        with left_alone():
+            self._run(draw_copy)
+        self._expect(np.concatenate(orders))
+        order, self._num_unread = self._expected[len(self._expected) - self._num_unread :], 0
+        return order
+
+    def agreeing(self, batches: Iterator[Any], note: Callable[[Order], None]) -> Iterator[Any]:
+        """Yield torch's batches as long as they are as was forecast; the first other one is kept in ``unforeseen``.
+
+        Args:
+            batches: Of the sampler itself.
+            note: Called with the samples of each before it is yielded.
+        """
+        for batch in batches:
+            order = drawn_order([batch])
+            expected, self._expected = self._expected[: len(order)], self._expected[len(order) :]
+            if not np.array_equal(expected, order):
+                self.unforeseen, self.is_wrong = (batch,), not self.is_left
+                if self.is_wrong:
+                    self.give_up("it draws other indices than a copy of it")
+                self.leave()
+                return
+            note(order)
+            yield batch
+
+    def give_up(self, reason: str) -> bool:
+        """Log why the sampler is not forecast any more; return False."""
+        _log_reason(self._sampler, reason)
+        return False
+
+    def leave(self) -> None:
+        """Draw no more from the copy; its ``finally`` blocks run here, where they move no generator."""
+        self.is_left, self.has_more = True, False
+        drawn, self._all = self._all, iter(())
+        self._pass = self._all
+        close = getattr(drawn, "close", None)
+        if close is not None:
+            with left_alone(), suppress(Exception):
+                close()
+
+    def _together(self, draw: Callable[[], Any], draw_copy: Callable[[], None]) -> Any:
+        """Return what torch draws, after the copy has drawn the same from the same global generators."""
+        put_back, began = saved(), time.monotonic()
+        drawn = draw()
+        if time.monotonic() - began > _MOST_SECONDS:
+            self.leave()
+            return drawn
+        with left_alone():
+            after = states()
+            put_back()
+            self._run(draw_copy)
+            if states() != after:
+                self.leave()
+        return drawn
+
+    def _run(self, draw_copy: Callable[[], None]) -> None:
+        """Draw from the copy for a limited time: it may wait for something that the loop would do before the next batch."""
+        if self.has_more and not run_within(_MOST_SECONDS, draw_copy):
+            self.leave()
+
+    def _next(self, most: int) -> Order:
+        """Draw about so many samples from the copy."""
+        items: list[Any] = []
+        try:
+            self.has_more = take_into(items, self._pass, most) >= most
+        except Exception:  # noqa: BLE001 - torch draws from the sampler itself, and hears of it there
+            self.leave()
+        return as_order(items)
+
+    def _expect(self, order: Order) -> None:
+        self._expected = np.concatenate((self._expected, order))
+        self._num_unread += len(order)
+
+
+def try_forecast(sampler: Any) -> Forecast | None:
+    """Return a forecast of a sampler, or batch sampler; None after the log was told why there is none."""
+    try:
+        return Forecast(sampler)
+    except CannotForecastError as err:
+        _log_reason(sampler, str(err))
+    except Exception as err:  # noqa: BLE001 - whatever an object of the user's does when it is looked at
+        _log_reason(sampler, f"looking at it raises {type(err).__name__}")
+    return None
+
+
+def _log_reason(sampler: Any, reason: str) -> None:
+    name = type(samplers_of(sampler)[-1]).__name__
+    _log.info("prefeed: the order of a %s is read no further ahead than torch reads it: %s", name, reason)
+
+
+def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Generator]]]:
+    """Return a copy of a sampler, and each torch generator in it next to its copy.
+
+    No code of the program runs.
+
+    Raises:
+        CannotForecastError: Drawing from a copy could be noticed.
+    """
+    copier = _Copier(sampler)
+    try:
+        copied = copier.copy(sampler)
+    except RecursionError as err:
+        raise CannotForecastError("its objects are nested too deeply") from err
+    if isinstance(copied, _Missing):
+        raise CannotForecastError(f"a {type(sampler).__name__} cannot be copied")
+    _Reach(copier.classes, copier.functions).check()
+    return copied, copier.generators
+
+
+class _Missing:
+    """What a copy has in the place of something that is not copied; it has no attributes, and a length if that has one."""
+
+    __slots__ = ("_prefeed_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._prefeed_value = value
+
+    def __len__(self) -> int:
+        return len(self._prefeed_value)
+
+
+class _Copier:
+    """Copies one sampler.
+
+    Attributes:
+        classes: Python classes of the objects in the copy, except torch's.
+        functions: Functions in it.
+        generators: torch's generators, each with its copy.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self.classes: set[type] = set()
+        self.functions: list[types.FunctionType] = []
+        self.generators: list[tuple[torch.Generator, torch.Generator]] = []
+        self._copies: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id stays its own
+        self._num_items = 0
+        self._sampler = sampler
+
+    def copy(self, value: Any) -> Any:
+        """Return a copy of a value."""
+        if isinstance(value, _ATOMS):
+            return value
+        if id(value) not in self._copies:
+            copied = self._made(value)
+            self._copies[id(value)] = (value, copied)
+        return self._copies[id(value)][1]
+
+    def _made(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _CONTAINERS:
+            return self._container(value)
+        if kind is np.ndarray and not value.dtype.hasobject and value.nbytes <= _MAX_BYTES:
+            return value.copy()
+        if kind is torch.Tensor and value.is_cpu and value.layout is torch.strided and value.nbytes <= _MAX_BYTES:
+            return value.detach().clone()
+        if kind is torch.Generator and value.device.type == "cpu":
+            clone = torch.Generator()
+            clone.set_state(value.get_state())
+            self.generators.append((value, clone))
+            return clone
+        if kind in (random.Random, np.random.Generator, np.random.RandomState):
+            return copy.deepcopy(value)
+        if kind is types.GeneratorType and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
+            return self._generator(value)
+        if kind is types.FunctionType:
+            self.functions.append(value)
+            return value
+        if (kind is types.ModuleType and value.__name__ in _MODULES) or _is_of_global_generator(value):
+            return value
+        return self._instance(value)
+
+    def _container(self, value: Any) -> Any:
+        self._num_items += len(value)
+        if self._num_items > _MAX_ITEMS:
+            raise CannotForecastError(f"it holds more than {_MAX_ITEMS} values")
+        keyed = isinstance(value, dict)
+        parts: Iterable[Any] = [*value, *value.values()] if keyed else value
+        if all(issubclass(kind, _ATOMS) for kind in set(map(type, parts))):
+            return copy.copy(value)
+        if isinstance(value, tuple | frozenset):
+            return type(value)(map(self.copy, value))
+        made = copy.copy(value)
+        made.clear()
+        self._copies[id(value)] = (value, made)  # it may hold itself
+        if keyed:
+            if isinstance(value, defaultdict):
+                made.default_factory = self.copy(value.default_factory)
+            made.update({self.copy(key): self.copy(part) for key, part in value.items()})
+        elif isinstance(value, set):
+            made.update(map(self.copy, value))
+        else:
+            made.extend(map(self.copy, value))
+        return made
+
+    def _instance(self, value: Any) -> Any:
+        """Return a copy of an object of a Python class, made without its methods; a ``_Missing`` for all other objects."""
+        kind = type(value)
+        is_of_python = all(base is object or (base.__flags__ & _HEAP_TYPE) for base in kind.__mro__)
+        is_dataset = hasattr(kind, "__getitem__") and value is not self._sampler
+        if not is_of_python or is_dataset or isinstance(value, type) or hasattr(kind, "__del__"):
+            return _Missing(value)
+        try:
+            made = object.__new__(kind)
+        except TypeError:
+            return _Missing(value)
+        self._copies[id(value)] = (value, made)
+        self.classes.update(base for base in kind.__mro__ if base.__module__ not in _MODULES)
+        if kind.__dictoffset__:
+            own = object.__getattribute__(made, "__dict__")
+            own.update({name: self.copy(part) for name, part in object.__getattribute__(value, "__dict__").items()})
+        for base in kind.__mro__:
+            for member in vars(base).values():
+                if isinstance(member, types.MemberDescriptorType):
+                    try:
+                        member.__set__(made, self.copy(member.__get__(value)))
+                    except AttributeError:  # it has no value
+                        continue
+        return made
+
+    def _generator(self, value: Any) -> Any:
+        """Return a generator that begins as one that has not begun."""
+        code, frame = value.gi_code, value.gi_frame
+        if code.co_freevars or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
+            return _Missing(value)
+        function = types.FunctionType(code, frame.f_globals)
+        self.functions.append(function)
+        return function(*[self.copy(frame.f_locals[name]) for name in code.co_varnames[: code.co_argcount]])
+
+
+_HEAP_TYPE: Final = 1 << 9
+"""Flag of the type of classes that Python code defines."""
+
+
+def _is_of_global_generator(value: Any) -> bool:
+    """Return True for functions such as ``random.random`` and ``numpy.random.rand``."""
+    owner = getattr(value, "__self__", None)
+    is_method = isinstance(value, types.BuiltinFunctionType | types.MethodType)
+    numpys = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
+    return is_method and owner is not None and (owner is vars(random)["_inst"] or owner is numpys)
+
+
+class _Reach:
+    """Looks at the code that may run while a copy is drawn from, for what it uses outside of the copy.
+
+    A method is looked at if its name occurs in code that was looked at: which object it is called on is not known. Code of
+    ``_MODULES`` is not looked at.
+    """
+
+    def __init__(self, classes: set[type], functions: list[types.FunctionType]) -> None:
+        self._classes = set[type]()
+        self._names = set[str]()
+        self._stored = set[str]()
+        self._seen = set[types.CodeType]()
+        self._functions = deque(functions)
+        for cls in classes:
+            self._add(cls)
+
+    def check(self) -> None:
+        """Look at everything.
+
+        Raises:
+            CannotForecastError: Something is used that is not copied.
+        """
+        while self._functions:
+            self._look(self._functions.popleft())
+        for name in self._stored:
+            if any(name in vars(cls) and not _is_descriptor(vars(cls)[name]) for cls in self._classes):
+                raise CannotForecastError(f"its code sets {name}, which is an attribute of its class")
+
+    def _add(self, cls: type) -> None:
+        if cls in self._classes:
+            return
+        if type(cls).__module__ not in _MODULES:
+            raise CannotForecastError(f"{cls.__name__} has a metaclass, {type(cls).__name__}")
+        self._classes.add(cls)
+        special = {
+            name for name in vars(cls) if name.startswith("__") and isinstance(vars(cls)[name], types.FunctionType)
+        }
+        for name in self._names | (special - _NOT_BY_SYNTAX):
+            self._resolve(cls, name)
+
+    def _name(self, name: str, *, is_text: bool = False) -> None:
+        if name in _EFFECTS and not is_text:
+            raise CannotForecastError(f"its code uses {name}")
+        if name not in self._names:
+            self._names.add(name)
+            for cls in list(self._classes):
+                self._resolve(cls, name)
+
+    def _resolve(self, cls: type, name: str) -> None:
+        value = vars(cls).get(name)
+        if isinstance(value, types.FunctionType):
+            self._functions.append(value)
+        elif isinstance(value, staticmethod):
+            self._value(name, value.__func__)
+        elif isinstance(value, property | functools.cached_property):
+            functions = (value.func,) if isinstance(value, functools.cached_property) else (value.fget, value.fset)
+            self._functions.extend(part for part in functions if isinstance(part, types.FunctionType))
+        elif not _is_descriptor(value):
+            self._value(name, value)
+
+    def _look(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        if code in self._seen:
+            return
+        self._seen.add(code)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._value(f"a default of {code.co_name}", value)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if name != "__class__":
+                self._value(name, _content(cell))
+        uses, waiting = set[str](), [code]
+        while waiting:
+            inner = waiting.pop()
+            waiting.extend(part for part in inner.co_consts if isinstance(part, types.CodeType))
+            for text in inner.co_consts:
+                if isinstance(text, str) and text.isidentifier():  # perhaps for getattr
+                    self._name(text, is_text=True)
+            for step in dis.get_instructions(inner):
+                self._step(step, code, function.__globals__)
+                uses.add(step.opname if step.opname in _STORES else str(step.argval))
+        if uses & {"type", "__class__"} and uses & _STORES:
+            raise CannotForecastError("its code sets attributes, perhaps of its class")
+
+    def _step(self, step: dis.Instruction, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        kind, name = step.opname, step.argval
+        if kind in ("STORE_GLOBAL", "DELETE_GLOBAL") or (kind == "STORE_DEREF" and name in code.co_freevars):
+            raise CannotForecastError(f"its code sets {name}, which is not its own")
+        if kind.startswith("IMPORT_NAME") and name not in _MODULES:
+            raise CannotForecastError(f"its code imports {name}")
+        if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            if name in _EFFECTS:
+                raise CannotForecastError(f"its code uses {name}")
+            self._value(name, namespace.get(name, getattr(builtins, name, None)))
+        elif step.opcode in dis.hasname:
+            self._name(name)
+            if kind in _STORES:
+                self._stored.add(name)
+
+    def _value(self, name: str, value: Any) -> None:
+        """Look at a value that code refers to by name."""
+        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(value, types.FunctionType) and module not in _MODULES:
+            self._functions.append(value)
+        elif isinstance(value, type) and value.__module__ not in _MODULES:
+            for base in value.__mro__:
+                if base.__module__ not in _MODULES:
+                    self._add(base)
+                    self._functions.extend(
+                        part for part in (vars(base).get("__init__"), vars(base).get("__new__")) if part
+                    )
+        elif not (_is_constant(value) or (module in _MODULES and _is_code(value)) or _is_of_global_generator(value)):
+            raise CannotForecastError(f"its code uses {name}, {_described(value)}")
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_constant, value))
+    return isinstance(value, (*_ATOMS, np.ufunc))
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) or (callable(value) and not isinstance(value, functools.partial))
+
+
+def _is_descriptor(value: Any) -> bool:
+    kinds = (property, types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType)
+    return isinstance(value, kinds)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _described(value: Any) -> str:
+    return f"the module {value.__name__}" if isinstance(value, types.ModuleType) else f"a {type(value).__name__}"
