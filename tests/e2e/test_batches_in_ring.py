@@ -519,3 +519,18 @@ def test_memory_that_escapes(tmp_path: Path) -> None:
     job = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert (job.returncode, job.stderr) == (0, ""), job.stderr
     assert json.loads(job.stdout) == []
+
+
+def test_kept_batches_take_no_more_descriptors_than_with_torch(tmp_path: Path) -> None:
+    program = Path(__file__).parent / "descriptors.py"
+    done = subprocess.run(
+        [sys.executable, program, tmp_path / "file"],
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    (torchs, error), (ours, our_error) = json.loads(done.stdout)
+    assert torchs <= ours
+    assert "ulimit -n" in error
+    assert our_error == error

@@ -266,9 +266,10 @@ class _Pickler(ForkingPickler):
 def _are_alike(tensors: list[Any] | tuple[Any, ...]) -> bool:
     """Return True for what torch stacks into one plain CPU tensor; all the rest, and all errors, are left to it."""
     first = tensors[0]
-    if type(first) is not torch.Tensor and type(first.new()) is not torch.Tensor:
-        return False  # the batch is of a class of its own; torchvision's ``tv_tensors`` become plain tensors
-    return all(is_plain(tensor) and tensor.dtype == first.dtype and tensor.shape == first.shape for tensor in tensors)
+    if not all(is_plain(tensor) and tensor.dtype == first.dtype and tensor.shape == first.shape for tensor in tensors):
+        return False
+    # A batch may be of a class of its own; torchvision's ``tv_tensors`` become plain tensors.
+    return type(first) is torch.Tensor or type(first.new()) is torch.Tensor
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pickle
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import resource_sharer
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
+from e2e.test_tensor_kinds import KINDS, RAISE
 from prefeed.torch.collating import INLINE_BYTES, Collate, collate_of, collates_as_torch, copies_samples
 from prefeed.torch.ring import Ring, ring_of
 from prefeed.torch.slots import RingWriter
@@ -379,3 +381,12 @@ def test_the_heap_keeps_what_the_samples_of_large_batches_take(number: int, monk
     assert kept == []
     sent(collate, [torch.zeros(100_000)] * BATCH)
     assert kept == [2 * BATCH * 400_000]
+
+
+@pytest.mark.parametrize("kind", [*RAISE])
+def test_a_kind_of_tensor_that_torch_does_not_stack_raises_as_torch_does(number: int, kind: str) -> None:
+    samples = [KINDS[kind](index) for index in range(3)]
+    with pytest.raises(RuntimeError) as expected:
+        default_collate(samples)
+    with pytest.raises(RuntimeError, match=re.escape(str(expected.value))):
+        collate_into(number)(samples)
