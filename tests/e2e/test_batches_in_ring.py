@@ -521,6 +521,7 @@ def test_memory_that_escapes(tmp_path: Path) -> None:
     assert json.loads(job.stdout) == []
 
 
+@pytest.mark.whole
 def test_kept_batches_take_no_more_descriptors_than_with_torch(tmp_path: Path) -> None:
     program = Path(__file__).parent / "descriptors.py"
     done = subprocess.run(

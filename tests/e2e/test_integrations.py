@@ -6,6 +6,8 @@ A program that imports a framework takes seconds, so each trains several times; 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -158,3 +160,39 @@ def test_torchdata_is_left_alone(tmp_path: Path, plain: Any, monkeypatch: pytest
         seen = train(tmp_path / "served", [("auto", case, slow[case[1]]) for case in TORCHDATA])
     assert seen == plain(TORCHDATA)
     assert prefeed.statistics().reads == 0
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"overfit_batches": 2},
+        {"devices": 2, "strategy": "ddp"},
+        {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False},
+    ],
+    ids=["overfit_batches", "devices", "own sampler"],
+)
+def test_lightning_makes_a_subclass_with_another_argument_again(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    for index in range(12):
+        (root / f"{index:02}").write_text(str(index))
+    monkeypatch.setenv("PREFEED_ROOTS", str(root))
+    program = Path(__file__).parent / "lightning_subclass.py"
+    seen = []
+    for name, command in (("plain", []), ("served", ["-m", "prefeed", "run"])):
+        arguments = [str(program), str(root), str(tmp_path / name), json.dumps(options)]
+        subprocess.run(
+            [sys.executable, *command, *arguments],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=120,
+        )
+        seen.append([json.loads(path.read_text()) for path in sorted(tmp_path.glob(f"{name}.*"))])
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == options.get("devices", 1)
+    assert all(rank[:2] == ["Loader", "mine"] for rank in seen[1])
+    assert prefeed.statistics().reads > 0
