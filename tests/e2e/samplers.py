@@ -71,6 +71,25 @@ class PairBatches(Sampler[list[int]]):
             yield [int(index) for index in np.random.randint(self.length, size=size)]
 
 
+class BatchesAtOnce(Sampler[list[int]]):
+    """Draws all batches when it is iterated, before torch draws the base seed."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(
+            torch.randperm(self.length)[: self.length // BATCH_SIZE * BATCH_SIZE].reshape(-1, BATCH_SIZE).tolist()
+        )
+
+
+class OwnList(list[int]):
+    """A list whose order is drawn anew."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from random.sample(range(len(self)), len(self))
+
+
 def _batched(**kwargs: Any) -> dict[str, Any]:
     return {"batch_size": BATCH_SIZE, **kwargs}
 
@@ -170,6 +189,14 @@ def own_batch_sampler(dataset: Any) -> Setup:
     return Setup({"batch_sampler": sampler}, probe=lambda: sampler.num_drawn)
 
 
+def batches_at_once(dataset: Any) -> Setup:
+    return Setup({"batch_sampler": BatchesAtOnce(len(dataset))})
+
+
+def own_list(dataset: Any) -> Setup:
+    return Setup(_batched(sampler=OwnList(range(len(dataset)))))
+
+
 def own_sampler(dataset: Any) -> Setup:
     sampler = LazySampler(len(dataset))
     return Setup(_batched(sampler=sampler), probe=lambda: sampler.num_drawn)
@@ -200,6 +227,6 @@ ALL: list[Callable[[Any], Setup]] = [
     shuffle, shuffle_with_generator, shuffle_drop_last, sequential, sequential_drop_last, one_by_one,
     one_by_one_sequential, with_replacement, with_replacement_and_generator, longer_than_the_dataset,
     one_generator_for_both, subset_random, subset_random_with_generator, weighted, weighted_with_generator,
-    distributed_first, distributed_second, known_batch_sampler, batches_as_list, own_batch_sampler, own_sampler,
+    distributed_first, distributed_second, known_batch_sampler, batches_as_list, batches_at_once, own_list, own_batch_sampler, own_sampler,
     own_sampler_one_by_one, subclass_of_known, plain_list, numpy_indices, negative_indices,
 ]  # fmt: skip

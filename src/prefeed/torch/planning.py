@@ -171,28 +171,29 @@ class PlannedSampler:
         return self._ahead.num_kept if isinstance(self._ahead, Buffered) else 0
 
     def __iter__(self) -> Iterator[Any]:
+        if self._rest is not None or is_readable_ahead(self.inner):
+            # Nothing happens before torch asks for the first batch, when torch's own samplers draw too.
+            return _Drawing(self._batches(), self)
+        # Another class may draw in ``__iter__``. Torch calls it before it draws the base seed, and for workers once more afterwards.
+        forecast = self._try_forecast(self.inner)
+        batches = iter(self.inner) if forecast is None else forecast.begin(self.inner)
+        return _Drawing(self._passes(batches, is_whole=True, forecast=forecast), self)
+
+    def _batches(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
         inner = self.inner if rest is None else rest
         if isinstance(inner, ReadAhead) or is_readable_ahead(inner):
-            # Nothing happens before torch asks for the first batch, when torch's own samplers draw too.
-            return _Drawing(self._batches(inner), self)
-        # ``__iter__`` of another class may draw at once: torch calls it before it draws the base seed.
-        forecast = self._try_forecast(inner) if rest is None else None
-        batches = iter(inner) if forecast is None else forecast.begin(inner)
-        return _Drawing(self._passes(batches, is_whole=rest is None, forecast=forecast), self)
-
-    def _batches(self, inner: Any) -> Iterator[Any]:
-        ahead = inner if isinstance(inner, ReadAhead) else read_ahead(inner)
-        self._begin(ahead, self._first_of(ahead))
-        yield from self._follow(iter(ahead))
-        self._announce_distributed()
+            ahead = inner if isinstance(inner, ReadAhead) else read_ahead(inner)
+            self._begin(ahead, self._first_of(ahead))
+            yield from self._follow(iter(ahead))
+            self._announce_distributed()
+        else:
+            yield from self._passes(iter(inner), is_whole=rest is None)
 
     def _try_forecast(self, inner: Any) -> Forecast | None:
         """Return a forecast of a sampler of another class; None if there can be none, or an earlier one was of no use."""
         is_repeated = self._repeated is not None and is_readable_ahead(self._repeated)
-        if self._trust or is_repeated or not self._may_forecast:
-            return None
-        forecast = try_forecast(inner)
+        forecast = None if self._trust or is_repeated or not self._may_forecast else try_forecast(inner)
         self._may_forecast = forecast is not None
         return forecast
 

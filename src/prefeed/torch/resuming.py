@@ -360,12 +360,12 @@ class _Resumed:
         return len(self._index_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        rest, self._rest = self._rest, None
-        if rest is None:
+        if self._rest is None:
             return iter(self._index_sampler if self._planned is None else self._planned)
-        return self._resumed(rest)
+        return self._resumed(self._rest)
 
     def _resumed(self, rest: Rest) -> Iterator[Any]:
+        self._rest = None  # not before the first batch: torch makes two iterators where there are workers
         self._set(rest.drawn)
         yield from rest.batches if self._planned is None else self._planned
         if rest.ended is not None:
@@ -387,6 +387,8 @@ def _draw_rest(loader: TorchDataLoader[Any], loaded: State, here: GlobalStates) 
     drawn: Iterator[Any] = iter(()) if is_known else iter(loader._index_sampler)  # as torch, before the base seed
     if loaded["began"]["draws_seed"]:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        if loader.num_workers and not is_known:
+            drawn = iter(loader._index_sampler)  # torch makes another one
     if is_known and not ahead and (num_batches is None or _num_samples(loader, num_batches - num_seen) > WINDOW):
         reader = read_ahead(loader._index_sampler)
         _pass(iter(reader), num_seen, _unplain(loaded["last"]), loader)
