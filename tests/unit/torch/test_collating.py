@@ -383,6 +383,8 @@ def test_the_heap_keeps_what_the_samples_of_large_batches_take(number: int, monk
     assert kept == [2 * BATCH * 400_000]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")  # torch's own, once per process
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("kind", [*RAISE])
 def test_a_kind_of_tensor_that_torch_does_not_stack_raises_as_torch_does(number: int, kind: str) -> None:
     samples = [KINDS[kind](index) for index in range(3)]
