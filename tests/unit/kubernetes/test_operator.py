@@ -515,6 +515,12 @@ def test_data_is_removed_at_its_origin_only_with_consent(served: Cluster, operat
     assert active(served) == []
     assert said(served, "SampleJob", "gone")["Complete"][0] == "NoConsent"
 
+    served.add(sample_job("later", type="clear", **REF))
+    operator.settle()
+    assert [name[:5] for name in active(served)] == ["later"]  # it does not wait until somebody consents to the other
+    end(served, *active(served))
+    operator.settle()
+
     served.change("SampleJob", "gone", {"metadata": {"annotations": {CONSENT: "gone"}}})
     operator.settle()
 

@@ -116,7 +116,10 @@ def _is_terminated(document: Document) -> bool:
 
 
 def _queue(group: Group) -> list[Document]:
-    """Return the jobs of a set that wait or run, in their order; one with a schedule, or that sidecars run, is none of them."""
+    """Return the jobs of a set that wait or run, in the order of their creation.
+
+    A job with a schedule is left out, as is one that sidecars run, and one that waits for a person: it would hold up the others.
+    """
     found = group.document(SAMPLE_SET)
     in_sidecars = found is not None and mode_of(found) != NODE
     return [
@@ -124,6 +127,7 @@ def _queue(group: Group) -> list[Document]:
         for each in group.documents.get(KIND, ())
         if not (each["metadata"].get("deletionTimestamp") or _is_final(each) or "schedule" in each["spec"])
         and not (in_sidecars and each["spec"]["type"] == WARMUP)
+        and not _lacks_consent(each)
     ]
 
 
@@ -146,7 +150,7 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
         is_on_nodes = mode_of(found) == NODE
     except SpecError as err:  # the set's error, not the job's
         return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is refused: {err}")
-    if said.type == RMR and _annotations(document).get(CONSENT) != document["metadata"]["name"]:
+    if _lacks_consent(document):
         name = document["metadata"]["name"]
         return _waiting(
             "NoConsent", f"it removes data at its origin: agree by `kubectl annotate samplejob {name} {CONSENT}={name}`"
@@ -166,6 +170,11 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
             "Complete", FALSE, SCHEDULED, f"it runs at {said.schedule}; see the CronJob {name_of(document)}"
         )
     return _in_queue(document, group, current)
+
+
+def _lacks_consent(document: Document) -> bool:
+    is_removal = document["spec"].get("type") == RMR
+    return is_removal and bool(_annotations(document).get(CONSENT) != document["metadata"]["name"])
 
 
 def _in_queue(document: Document, group: Group, current: Document | None) -> _State:

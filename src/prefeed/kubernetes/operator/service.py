@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import kopf
 from prometheus_client import start_http_server
@@ -66,9 +67,13 @@ def login() -> Connection:
         ClusterError: There is neither.
     """
     settings = kopf.OperatorSettings()
-    found: Connection | None = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(
-        settings=settings
-    )
+    in_pod = kopf.login_with_service_account(settings=settings)
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
+    if (
+        in_pod is not None and host and port
+    ):  # an address, as clients in Go use it, because the DNS of a cluster may be down
+        return cast("Connection", replace(in_pod, server=f"https://{f'[{host}]' if ':' in host else host}:{port}"))
+    found: Connection | None = in_pod or kopf.login_with_kubeconfig(settings=settings)
     if found is None:
         raise ClusterError("no cluster is known: run in a pod with a service account, or set KUBECONFIG", status=0)
     return found
@@ -78,6 +83,9 @@ def run(options: Options) -> None:
     """Be the operator until SIGTERM or SIGINT."""
     logging.getLogger().setLevel(logging.INFO)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each object that is seen
+    os.environ.setdefault(
+        "POD_ID", socket.gethostname()
+    )  # otherwise kopf looks up the user's name, which a pod's user may lack
     registry = kopf.OperatorRegistry()
     service = _Service(options)
     service.register(registry)
