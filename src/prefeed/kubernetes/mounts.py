@@ -10,6 +10,7 @@ It is the only privileged container: kubelet shows a mount to other pods of its 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from prefeed.errors import SpecError
@@ -31,11 +32,19 @@ from prefeed.sampleset.documents import Document
 WRITABLE: Final = "log"
 """The directory of a mount that pods may write to."""
 
+WAITER: Final = f"{PREFIX}files"
+"""Name of the init container that waits for the mount."""
+
 FILES: Final = ROOT / "files"
 OUTPUT: Final = ROOT / "output"
 """Where both lie in all containers: the mount has a link to the second one."""
 
 _FOR_READERS: Final = 0o1777
+_IS_MOUNTED: Final = '[ "$(stat -f -c %t {place} 2>&1)" = 65735546 ] && stat {place}/{link} >/dev/null'
+"""Shell command that succeeds if a file system of the type FUSE answers at a place, and has the link that only the mount of a set has."""
+
+_MOUNT_SECONDS: Final = 600
+"""How long the containers of a pod wait for the files of their set: an image may have to be pulled on a new node."""
 
 
 def mount_name(name: str) -> str:
@@ -106,8 +115,38 @@ def with_files(template: Document, given: NodeSet, mount_path: str) -> Document:
                 {"name": f"{PREFIX}files", "mountPath": mount_path, "mountPropagation": "HostToContainer"},
                 {"name": f"{PREFIX}output", "mountPath": str(OUTPUT)},
             ]
+    spec["initContainers"] = [_waiter(given), *(spec.get("initContainers") or ())]
     spec["volumes"] += _volumes(given)
     return template
+
+
+def is_mounted(place: Path) -> str:
+    """Return the shell command that succeeds if the files of a set are mounted at a place and can be read."""
+    return _IS_MOUNTED.format(place=place, link=WRITABLE)
+
+
+def _waiter(given: NodeSet) -> dict[str, Any]:
+    """Return the init container that ends once the pod itself sees the files, so that no program starts on an empty directory."""
+    name = given.found.name
+    failure = (
+        f"the files of the SampleSet {name} are not mounted on this node after {_MOUNT_SECONDS} s; "
+        f"see: kubectl --namespace {given.namespace} describe statefulset {mount_name(name)}"
+    )
+    script = (
+        f"for i in $(seq {_MOUNT_SECONDS}); do {is_mounted(FILES)} && exit 0; sleep 1; done; "
+        f"echo '{failure}' | tee /dev/termination-log; exit 1"
+    )
+    return {
+        "name": WAITER,
+        "image": server_of(given)["image"],
+        "command": ["sh", "-c", script],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": f"{PREFIX}files", "mountPath": str(FILES), "mountPropagation": "HostToContainer"},
+            {"name": f"{PREFIX}output", "mountPath": str(OUTPUT)},
+        ],
+    }
 
 
 def _volumes(given: NodeSet) -> list[dict[str, Any]]:
@@ -130,7 +169,12 @@ def _mounter(given: NodeSet) -> dict[str, Any]:
         "image": server["image"],
         "command": ["sh", "-c", script],
         "env": [*server["env"], {"name": "PREFEED_AUTOSTART", "value": "0"}],
-        "readinessProbe": {"exec": {"command": ["mountpoint", "-q", place]}, "periodSeconds": 2, "timeoutSeconds": 10},
+        "readinessProbe": {
+            "exec": {"command": ["sh", "-c", is_mounted(FILES)]},
+            "periodSeconds": 2,
+            "timeoutSeconds": 10,
+            "failureThreshold": 1,
+        },
         "lifecycle": {"preStop": {"exec": {"command": ["prefeed", "umount", "--lazy", place]}}},
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "securityContext": {"privileged": True, "runAsUser": 0},

@@ -141,7 +141,8 @@ def _set_of(job: PaddleJob, group: Group) -> PodSet | NodeSet | None:
 def _require_mounts(found: NodeSet, group: Group) -> None:
     require_user(found)
     made = group.made.get(("StatefulSet", mount_name(found.found.name)), {})
-    ready = int((made.get("status") or {}).get("readyReplicas") or 0)
+    is_terminating = "deletionTimestamp" in (made.get("metadata") or {})
+    ready = 0 if is_terminating else int((made.get("status") or {}).get("readyReplicas") or 0)
     if ready < found.partitions:
         raise _Waiting(
             "MountNotReady",

@@ -11,6 +11,7 @@ from prefeed.jobs.spec import KIND as SAMPLE_JOB
 from prefeed.jobs.spec import WARMUP
 from prefeed.kubernetes.jobs import warmup_of
 from prefeed.kubernetes.layout import SIDECAR
+from prefeed.kubernetes.mounts import mount_name
 from prefeed.kubernetes.mounts import stateful_set as mounts
 from prefeed.kubernetes.nodes import NODE, mode_of, node_set, runtime_name, service, stateful_set
 from prefeed.kubernetes.operator.groups import (
@@ -95,7 +96,9 @@ def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], Po
         given = node_set(document, image=group.choices.image, pool_image=group.choices.pool_image)
         found = given.found
         made = [config_map(found), service(given), stateful_set(given)]
-        if not given.user and any(wants_files(job) for job in group.documents.get(PADDLE_JOB, ())):
+        # A mount stays until its set is deleted: a job that comes next would race with the mount pod that terminates.
+        has_mounts = ("StatefulSet", mount_name(found.name)) in group.made
+        if not given.user and (has_mounts or any(wants_files(job) for job in group.documents.get(PADDLE_JOB, ()))):
             made.append(mounts(given))
     return tuple(owned(document, each) for each in made), found
 
