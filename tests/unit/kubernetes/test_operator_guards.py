@@ -389,6 +389,8 @@ def test_a_set_that_is_deleted_while_an_object_is_refused_comes_to_rest(cluster:
         Operator(cluster).settle()
     assert "ObjectsApplied" in said(cluster)
     cluster.add(pod())
+    with pytest.raises(ClusterError):
+        Operator(cluster).settle()
 
     cluster.remove("SampleSet", "imagenet")
     Operator(cluster).settle()

@@ -56,7 +56,8 @@ def decide_set(document: Document, group: Group) -> Outcome:
         objects, found = _objects(document, group)
     except SpecError as err:
         refused = Condition(ACCEPTED, FALSE, "Refused", str(err))
-        return replace(_unchanged(document, group), status=_status(document, group, [refused], NONE))
+        status = _status(document, group, [refused], NONE)
+        return Outcome(kept=frozenset(group.made), status=status, is_held=bool(readers))  # pods that run are served on
     missing = list(_missing(found, document, group))
     if missing:
         accepted = Condition(ACCEPTED, FALSE, "SecretIncomplete", "; ".join(missing))
@@ -66,12 +67,14 @@ def decide_set(document: Document, group: Group) -> Outcome:
         )
     ready, wanted = _served(document, group)
     said = [accepted, _serves(document, ready, wanted), *_listed(group), *_notes(found, group)]
-    if missing or not ready:
+    if missing:
+        phase = NONE
+    elif not ready:
         phase = BOUND
     else:
         phase = READY if ready >= wanted else PARTIAL_READY
     status = _status(document, group, said, phase, ready=ready, wanted=wanted)
-    return Outcome(objects=objects, status=status, is_held=True, waits=bool(missing))
+    return Outcome(objects=objects, status=status, is_held=bool(readers), waits=bool(missing))
 
 
 def is_usable(document: Document | None) -> bool:
@@ -189,11 +192,6 @@ def _status(
         "observedGeneration": document["metadata"].get("generation", 1),
         "conditions": conditions(document, said, group.now),
     }
-
-
-def _unchanged(document: Document, group: Group) -> Outcome:
-    """Return an outcome that leaves the objects of a set as they are: those that are there serve pods that run."""
-    return Outcome(kept=frozenset(group.made), is_held=True)
 
 
 def _deleted(document: Document, group: Group, readers: list[str]) -> Outcome:
