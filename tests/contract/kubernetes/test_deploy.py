@@ -69,18 +69,32 @@ def with_component(tmp_path: Path, name: str) -> dict[Key, dict[str, Any]]:
     return kustomized(tmp_path / "own")
 
 
-def helm(**values: Any) -> dict[Key, dict[str, Any]]:
-    """Return what the chart becomes, by Helm's own engine: in a process of its own, because it has threads."""
+def rendered(**values: Any) -> dict[str, str]:
+    """Render the templates of the chart by Helm's own engine, in a process of its own because it has threads."""
     command = [sys.executable, "-c", RENDER, ROOT / "helm" / "prefeed", json.dumps(values)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    rendered, messages = json.loads(result.stdout.splitlines()[-1])
+    templates, messages = json.loads(result.stdout.splitlines()[-1])
     assert [each["error"] for each in messages] == ["icon is recommended"]
-    return by_name("\n---\n".join(rendered.values()))
+    return dict(templates)
+
+
+def helm(**values: Any) -> dict[Key, dict[str, Any]]:
+    """Return the objects of the chart."""
+    return by_name("\n---\n".join(text for name, text in rendered(**values).items() if not name.endswith("NOTES.txt")))
 
 
 def definitions(found: dict[Key, dict[str, Any]]) -> set[str]:
     return {name for kind, name in found if kind == "CustomResourceDefinition"}
+
+
+@pytest.mark.parametrize("webhook", [False, True])
+def test_the_notes_name_the_image_and_the_first_set(webhook: bool) -> None:
+    (notes,) = [text for name, text in rendered(webhook=webhook).items() if name.endswith("NOTES.txt")]
+
+    assert "registry.example/prefeed:" in notes
+    assert "kubectl apply -f examples/kubernetes/imagenet.yaml" in notes
+    assert ("patch job.yaml" in notes) is not webhook
 
 
 def test_kustomize_and_helm_make_the_same() -> None:
