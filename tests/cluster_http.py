@@ -178,7 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
             if name:
                 return _now(self.of.cluster.get(resource, namespace, name))
             self.of.cluster.before("list", resource.plural)
-            items = self.of.cluster.listed(resource, namespace, query.get("labelSelector", ""))
+            selectors = (query.get("labelSelector", ""), query.get("fieldSelector", ""))
+            items = self.of.cluster.listed(resource, namespace, *selectors)
             version = _version(self.of.cluster)
         if "as=Table" in self.headers.get("Accept", "") and resource.kind in DEFINED:
             return _table(resource, items, version)

@@ -83,9 +83,9 @@ class Cluster:
 
     # ---------------------------------------------------------------- the requests of the operator
 
-    async def list(self, resource: Resource, namespace: str, selector: str = "") -> Documents:
+    async def list(self, resource: Resource, namespace: str, selector: str = "", fields: str = "") -> Documents:
         self.before("list", resource.plural)
-        return self.listed(resource, namespace, selector)
+        return self.listed(resource, namespace, selector, fields)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Document:
         self.before("get", resource.plural)
@@ -119,12 +119,15 @@ class Cluster:
         self._count("patch", resource, name)
         return copy.deepcopy(self._patch(resource, namespace, name, copy.deepcopy(change), part))
 
-    def listed(self, resource: Resource, namespace: str, selector: str) -> Documents:
+    def listed(self, resource: Resource, namespace: str, selector: str, fields: str = "") -> Documents:
         """Return objects in the order of their names."""
         found = [
             key
             for key, each in self.objects.items()
-            if key[0] == resource.plural and namespace in ("", key[1]) and selects(selector, each)
+            if key[0] == resource.plural
+            and namespace in ("", key[1])
+            and selects(selector, each)
+            and _has(fields, each)
         ]
         return [copy.deepcopy(self.objects[key]) for key in sorted(found)]
 
@@ -229,6 +232,18 @@ def selects(selector: str, document: Document) -> bool:
     for part in selector.split(",") if selector else ():
         name, equals, value = part.partition("=")
         if name not in labels or (equals and labels[name] != value):
+            return False
+    return True
+
+
+def _has(fields: str, document: Document) -> bool:
+    """Return whether fields of an object have values: ``a.b=c``, with commas between them."""
+    for part in fields.split(",") if fields else ():
+        path, _, value = part.partition("=")
+        found: Any = document
+        for name in path.split("."):
+            found = found.get(name, {})
+        if found != value:
             return False
     return True
 

@@ -271,7 +271,7 @@ def needed(*, with_paddle: bool) -> Rights:
             found[each.group, each.plural] |= _OF_MADE
     found[PODS.group, PODS.plural] |= {"list", "watch"}
     found[SECRETS.group, SECRETS.plural] |= {"get"}
-    found[EVENTS.group, EVENTS.plural] |= {"create"}
+    found[EVENTS.group, EVENTS.plural] |= {"list", "create"}
     found[LEASES.group, LEASES.plural] |= {"get", "create", "patch"}
     if with_paddle:
         found["apiextensions.k8s.io", "customresourcedefinitions"] |= {"get"}

@@ -236,6 +236,8 @@ def test_a_secret_may_appear_later(cluster: Cluster, operator: Operator) -> None
     cluster.change("Secret", "keys", {"data": {"secret-key": "Yg=="}})
     operator.settle()
     assert said(cluster)["Accepted"][0] == "Accepted"
+    serve(cluster)
+    operator.settle()
     assert not now(operator.carrier.carry(KEY))
 
 

@@ -29,6 +29,7 @@ from unit.kubernetes.test_operator import (
     pod,
     said,
     serve,
+    status_of,
     story,
 )
 from unit.kubernetes.test_paddle_operator import PaddleOperator
@@ -462,3 +463,33 @@ def test_a_refused_pod_is_said_by_its_job() -> None:
         PaddleOperator(cluster).settle()
 
     assert "violates PodSecurity" in said(cluster, "PaddleJob", "a")["ObjectsApplied"][1]
+
+
+def test_a_set_whose_pods_the_cluster_refuses_reports_it_in_its_words(cluster: Cluster) -> None:
+    """The StatefulSet is accepted, and its controller may not create pods: a quota, a policy, the pod security level."""
+    cluster.add(node_mode())
+    Operator(cluster).settle()
+    made = cluster.of("StatefulSet")["imagenet-runtime"]
+    words = 'pods "imagenet-runtime-0" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes'
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "refused"},
+        "involvedObject": {
+            "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "imagenet-runtime", "namespace": "default",
+            "uid": made["metadata"]["uid"],
+        },
+        "type": "Warning", "reason": "FailedCreate", "message": words, "lastTimestamp": "2026-11-27T00:00:00Z",
+    }  # fmt: skip
+    cluster.add(event)
+    of_another = {**event["involvedObject"], "uid": "another"}
+    later = {"lastTimestamp": "2026-11-28T00:00:00Z", "message": "of a StatefulSet that is gone"}
+    cluster.add({**event, **later, "metadata": {"name": "old"}, "involvedObject": of_another})
+
+    Operator(cluster).settle()
+    assert said(cluster)["Ready"] == ("PodRefused", f"0 of 1 servers are ready: {words}")
+    assert words in status_of(cluster)["cacheStatus"]["errorMassage"]
+
+    serve(cluster)
+    Operator(cluster).settle()
+    assert said(cluster)["Ready"][0] == "Serving"

@@ -18,7 +18,7 @@ def test_requests_do_not_grow_with_the_number_of_sets() -> None:
     assert counts == {
         "requests_per_set": 13,
         "requests_per_job": 11,
-        "requests_of_a_change": 3,
+        "requests_of_a_change": 4,
         "requests_of_no_change": 0,
         "requests_of_a_look_at_all": 8,
         "writes_of_a_restart": 0,

@@ -117,11 +117,11 @@ class _Counted:
         return sum(self.asked[verb] for verb in _WRITES)
 
     def __getattr__(self, verb: str) -> Any:
-        async def ask(*arguments: Any) -> Any:
+        async def ask(*arguments: Any, **named: Any) -> Any:
             self.asked[verb] += 1
             begun = time.process_time()
             try:
-                return await getattr(self._cluster, verb)(*arguments)
+                return await getattr(self._cluster, verb)(*arguments, **named)
             finally:
                 self.seconds += time.process_time() - begun
 

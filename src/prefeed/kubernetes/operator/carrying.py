@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from prefeed.errors import ClusterError, PrefeedError, SpecError
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
-from prefeed.kubernetes.nodes import INSTANCE, MANAGED
+from prefeed.kubernetes.nodes import INSTANCE, MANAGED, runtime_name
 from prefeed.kubernetes.operator.groups import (
     FALSE,
     FINALIZER,
@@ -31,6 +31,7 @@ from prefeed.kubernetes.operator.groups import (
 from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS, Kind, watched
 from prefeed.kubernetes.operator.refusals import OBJECT_REFUSED, before_objects, is_refusal, refused, with_condition
 from prefeed.kubernetes.operator.sample_jobs import active_jobs
+from prefeed.kubernetes.operator.sample_sets import lacks_pods
 from prefeed.kubernetes.operator.uncached import uncached
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.pods import LABEL
@@ -55,7 +56,9 @@ _MOST_SAID: Final = 1000
 class Api(Protocol):
     """The requests that are made; ``client.Client`` makes them. Each raises ``ClusterError`` when it is refused."""
 
-    async def list(self, resource: Resource, namespace: str, selector: str = "") -> list[Document]: ...
+    async def list(
+        self, resource: Resource, namespace: str, selector: str = "", fields: str = ""
+    ) -> list[Document]: ...
     async def get(self, resource: Resource, namespace: str, name: str) -> Document: ...
     async def create(self, resource: Resource, document: Document) -> Document: ...
     async def apply(self, resource: Resource, document: Document) -> Document: ...
@@ -135,10 +138,12 @@ class Carrier:
     async def _carry_one(self, kind: Kind, document: Document, key: Key, secrets: _Secrets) -> bool:
         """What should be for one document is asked for: one that is refused does not keep the others of its group waiting."""
         group = self._group(key)
-        group = self._group(key, secrets=secrets, ends=await self._ends(group))
-        outcome = kind.decide(document, group)
+        known = {"secrets": secrets, "ends": await self._ends(group)}
+        if document["kind"] == SAMPLE_SET and lacks_pods(document, group):
+            known["refusal"] = await self._refusal(group)
+        outcome = kind.decide(document, self._group(key, **known))
         if await self._look_before(outcome, document, key):
-            outcome = kind.decide(document, self._group(key, secrets=secrets, ends=group.ends))
+            outcome = kind.decide(document, self._group(key, **known))
         await self._carry(kind.resource, document, outcome)
         return outcome.waits
 
@@ -353,6 +358,16 @@ class Carrier:
                     raise
                 found[name] = None
         return found
+
+    async def _refusal(self, group: Group) -> str:
+        """Return why the cluster creates no pods for the servers of a set, in its own words; empty if it has refused none."""
+        name = runtime_name(group.key.name)
+        fields = f"involvedObject.kind=StatefulSet,involvedObject.name={name},reason=FailedCreate"
+        uid = group.made["StatefulSet", name]["metadata"]["uid"]
+        found = await self._api.list(EVENTS, group.key.namespace, fields=fields)
+        events = [each for each in found if each["involvedObject"].get("uid") == uid]
+        newest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""), default={})
+        return str(newest.get("message") or "")
 
     async def _ends(self, group: Group) -> dict[str, str]:
         """Return what the pods of Jobs said that have ended and whose end is not in the status of their SampleJob yet."""

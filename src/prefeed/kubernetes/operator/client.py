@@ -57,9 +57,17 @@ class Client:
     ) -> None:
         await self._session.close()
 
-    async def list(self, resource: Resource, namespace: str, selector: str = "") -> list[Document]:
-        """Return the objects of a kind; an empty namespace: of all."""
-        query = {"labelSelector": selector} if selector else {}
+    async def list(self, resource: Resource, namespace: str, selector: str = "", fields: str = "") -> list[Document]:
+        """Return the objects of a kind.
+
+        Args:
+            resource: Their kind.
+            namespace: Their namespace; empty for all.
+            selector: Selector of labels; empty for all.
+            fields: Selector of fields; empty for all.
+        """
+        query = {"labelSelector": selector, "fieldSelector": fields}
+        query = {name: value for name, value in query.items() if value}
         found = await self._ask("GET", _path(resource, namespace), query=query)
         kinds = {"apiVersion": resource.api_version, "kind": resource.kind}
         return [{**each, **kinds} for each in found["items"]]

@@ -66,6 +66,7 @@ class Group:
         pods: Those that ask for the set by its label.
         secrets: Names of the keys of the secrets that the set names, and ``without_effect.REDIS``; None: there is no such secret.
         ends: What the last pod of a batch Job said, by the name of the Job.
+        refusal: Why the cluster creates no pods for the servers of the set, in its own words; empty if it does.
         reports: What the servers of the set hold, by the names of their pods; none: they were not asked yet.
         now: The time.
         choices: Of whoever runs the operator.
@@ -77,6 +78,7 @@ class Group:
     pods: Sequence[Document] = ()
     secrets: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     ends: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
     reports: Mapping[str, Report] = field(default_factory=dict)
     now: datetime
     choices: Choices = Choices()

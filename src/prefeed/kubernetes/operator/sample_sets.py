@@ -66,7 +66,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
             ACCEPTED, TRUE, "Accepted", f"pods with the label prefeed.io/sampleset: {found.name} read it"
         )
     ready, wanted = _served(document, group)
-    said = [accepted, _serves(document, ready, wanted), *_listed(group), *_notes(found, group)]
+    said = [accepted, _serves(document, ready, wanted, group.refusal), *_listed(group), *_notes(found, group)]
     if missing:
         phase = NONE
     elif not ready:
@@ -74,7 +74,9 @@ def decide_set(document: Document, group: Group) -> Outcome:
     else:
         phase = READY if ready >= wanted else PARTIAL_READY
     status = _status(document, group, said, phase, ready=ready, wanted=wanted)
-    return Outcome(objects=objects, status=status, is_held=bool(readers), waits=bool(missing))
+    return Outcome(
+        objects=objects, status=status, is_held=bool(readers), waits=bool(missing) or lacks_pods(document, group)
+    )
 
 
 def is_usable(document: Document | None) -> bool:
@@ -152,11 +154,19 @@ def _has_server(pod: Document) -> bool:
     return any(each["name"] == SIDECAR and each.get("started") for each in states)
 
 
-def _serves(document: Document, ready: int, wanted: int) -> Condition:
+def lacks_pods(document: Document, group: Group) -> bool:
+    """Return whether a set has a StatefulSet for its servers, of which the cluster has not created all pods."""
+    made = group.made.get(("StatefulSet", runtime_name(group.key.name)))
+    return made is not None and int(made.get("status", {}).get("replicas") or 0) < int(document["spec"]["partitions"])
+
+
+def _serves(document: Document, ready: int, wanted: int, refusal: str) -> Condition:
     if mode_of(document) != NODE and not wanted:
         return Condition(SERVED, FALSE, "NoPods", "no pod reads it now; each brings its own cache")
     if ready >= wanted:
         return Condition(SERVED, TRUE, "Serving", f"{ready} of {wanted} servers are ready")
+    if refusal:
+        return Condition(SERVED, FALSE, "PodRefused", f"{ready} of {wanted} servers are ready: {refusal}")
     where = "pods" if mode_of(document) != NODE else f"the StatefulSet {runtime_name(document['metadata']['name'])}"
     return Condition(
         SERVED, FALSE, "Starting", f"{ready} of {wanted} servers are ready; see `kubectl describe` of {where}"
@@ -181,7 +191,11 @@ def _notes(found: PodSet, group: Group) -> Iterator[Condition]:
 def _status(
     document: Document, group: Group, said: list[Condition], phase: str, *, ready: int = 0, wanted: int = 0
 ) -> dict[str, Any]:
-    problems = "; ".join(each.message for each in said if each.type in (ACCEPTED, LISTED) and each.status == FALSE)
+    problems = "; ".join(
+        each.message
+        for each in said
+        if (each.type in (ACCEPTED, LISTED) and each.status == FALSE) or each.reason == "PodRefused"
+    )
     return {
         "phase": phase,
         "cacheStatus": {

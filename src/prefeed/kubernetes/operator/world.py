@@ -107,6 +107,7 @@ class World:
         choices: Choices,
         secrets: Mapping[str, frozenset[str] | None] | None = None,
         ends: Mapping[str, str] | None = None,
+        refusal: str = "",
         reports: Mapping[str, Report] | None = None,
     ) -> Group:
         """Return a group as it is now."""
@@ -119,6 +120,7 @@ class World:
             pods=[each for each in found if each["kind"] == PODS.kind],
             secrets=secrets or {},
             ends=ends or {},
+            refusal=refusal,
             reports=reports or {},
             now=now,
             choices=choices,
