@@ -166,7 +166,7 @@ def config_map(found: PodSet) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {
-            "name": f"{PREFIX}{found.name}",
+            "name": found.config_map,
             **({"namespace": found.namespace} if found.namespace else {}),
             "labels": {"app.kubernetes.io/managed-by": "prefeed", "app.kubernetes.io/instance": found.name},
         },
@@ -333,7 +333,7 @@ def volumes_of(found: PodSet, on_host: Mapping[str, str] | None = None) -> Itera
     }
     for name, limit in limits.items():
         yield volume(name, limit, on_host)
-    yield {"name": f"{PREFIX}set", "configMap": {"name": f"{PREFIX}{found.name}"}}
+    yield {"name": f"{PREFIX}set", "configMap": {"name": found.config_map}}
     for name in found.secrets:
         yield {"name": _of_secret(name), "secret": {"secretName": name}}
 

@@ -11,7 +11,7 @@ from typing import Final
 import yaml
 
 from prefeed.errors import SpecError
-from prefeed.kubernetes.layout import DISK_TIER, DOCUMENT, JOBS, MEMORY_TIER
+from prefeed.kubernetes.layout import DISK_TIER, DOCUMENT, JOBS, MEMORY_TIER, PREFIX
 from prefeed.kubernetes.without_effect import options_without_effect
 from prefeed.sampleset.documents import Document, decode
 from prefeed.sampleset.locations import locate
@@ -42,6 +42,7 @@ class PodSet:
         notes: Sentences for the user on what was chosen.
         without_effect: Sentences on options that change nothing.
         warmups: Documents of the jobs that its sidecars run.
+        is_patched: Its ConfigMap is printed by ``patch``, and not created by the operator, which has one of its own.
     """
 
     name: str
@@ -55,6 +56,12 @@ class PodSet:
     notes: tuple[str, ...]
     without_effect: tuple[str, ...]
     warmups: tuple[Document, ...] = field(default=(), repr=False)
+    is_patched: bool = False
+
+    @property
+    def config_map(self) -> str:
+        """Name of the ConfigMap."""
+        return f"{PREFIX}{self.name}{'-patched' if self.is_patched else ''}"
 
     @property
     def texts(self) -> dict[str, str]:

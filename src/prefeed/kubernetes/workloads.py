@@ -63,12 +63,22 @@ def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
             f"{', '.join(_PLACES)}"
         )
     notes = [note for found in asked.values() for note in (*found.notes, *found.without_effect)]
-    return [*(config_map(found) for found in asked.values()), *result], notes
+    is_namespace = [each["kind"] == "Namespace" for each in result]
+    first = (
+        len(result) - is_namespace[::-1].index(True) if any(is_namespace) else 0
+    )  # after the namespaces that they may be in
+    result[first:first] = [config_map(found) for found in asked.values()]
+    return result, notes
 
 
 def _sets(documents: Sequence[Document]) -> dict[str, PodSet]:
     """Return the sets among documents, with their warm-ups."""
-    sets = {found.name: found for each in documents if kind_of(each)[0] == SAMPLE_SET for found in [pod_set(each)]}
+    sets = {
+        found.name: found
+        for each in documents
+        if kind_of(each)[0] == SAMPLE_SET
+        for found in [replace(pod_set(each), is_patched=True)]
+    }
     for document in documents:
         if kind_of(document)[0] == SAMPLE_JOB:
             name, warmup = warmup_of(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 from prefeed.cli.main import cli
 from prefeed.errors import SpecError
 from prefeed.kubernetes.layout import MEMORY_TIER
-from prefeed.kubernetes.pods import CONTAINERS, IMAGE, LABEL, SIDECAR, with_cache
+from prefeed.kubernetes.pods import CONTAINERS, IMAGE, LABEL, SIDECAR, config_map, with_cache
 from prefeed.kubernetes.sets import pod_set
 from prefeed.kubernetes.workloads import patched
 from prefeed.sampleset.documents import decode
@@ -37,7 +38,8 @@ def levels(*sizes: tuple[str, int | None]) -> dict[str, Any]:
 
 
 def cached(template: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return with_cache(template, pod_set(sample_set(**{"source": SOURCE, **spec})))
+    found = pod_set(sample_set(**{"source": SOURCE, **spec}))
+    return with_cache(template, dataclasses.replace(found, is_patched=True))
 
 
 def sidecar_of(template: dict[str, Any]) -> dict[str, Any]:
@@ -304,3 +306,16 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
 def test_what_cannot_be_is_refused_with_what_to_change(documents: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         patched(documents)
+
+
+def test_the_config_map_of_a_patch_is_its_own_and_follows_the_namespace() -> None:
+    """The operator has a ConfigMap of its own for the same set: `kubectl apply` warns about what two programs write."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "training"}}
+    documents = list(yaml.safe_load_all((GOLDEN / "deployment.yaml").read_text()))
+
+    found, _ = patched([namespace, *documents])
+
+    kinds = [each["kind"] for each in found]
+    assert kinds[:2] == ["Namespace", "ConfigMap"]
+    of_set = next(each for each in documents if each["kind"] == "SampleSet")
+    assert found[1]["metadata"]["name"] != config_map(pod_set(of_set))["metadata"]["name"]
