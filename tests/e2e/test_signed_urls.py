@@ -24,6 +24,7 @@ from prefeed.api import _readers
 from prefeed.config import resolve
 from prefeed.errors import AccessDeniedError, CannotListError, CredentialsError
 from prefeed.files import close
+from prefeed.sources.signed_urls import named_by
 from sandbox import Sandbox
 
 BLOCK = 64 * 1024
@@ -153,6 +154,57 @@ def test_what_names_the_object_in_a_query_keeps_objects_apart(store: Signed) -> 
         with prefeed.open(f"{url}?id={number}&token={token}") as file:
             assert file.read() == bodies[number]
     assert prefeed.read(f"{url}?id=2&token=d") == b"two"
+
+
+NAMES = [
+    ("token=a", "token=b"),
+    ("access_token=a", "access_token=b"),
+    ("md5=1", "md5=2"),
+    ("policy=1", "policy=2"),
+    ("exp=5&sig=x", "exp=6&sig=x"),
+    ("si=5&sig=x", "si=6&sig=x"),
+    ("x-id=1", "x-id=2"),
+    ("q-id=1", "q-id=2"),
+    ("response-id=1&sig=x", "response-id=2&sig=x"),
+    ("id=1&id=2", "id=2&id=1"),
+    ("f=%E8", "f=%E9"),
+    ("f=a+b", "f=a%20b"),
+    ("f=a%2Bb", "f=a+b"),
+    (f"versionId=1&{s3()}", f"versionId=2&{s3()}"),
+    (f"partNumber=1&{s3()}", f"partNumber=2&{s3()}"),
+    (f"snapshot=1&{azure()}", f"snapshot=2&{azure()}"),
+]
+"""Pairs of queries that may name two objects."""
+
+
+def test_two_queries_that_may_name_two_objects(store: Signed) -> None:
+    """All have one size and one time, so that the second of a pair would be taken from the cache."""
+    bodies = {query: b"%02d" % number for number, query in enumerate(query for pair in NAMES for query in pair)}
+
+    def answer(handler: servers.Handler) -> None:
+        handler.reply(200, bodies[urlsplit(handler.path).query], {"Last-Modified": "Tue, 14 Nov 2023 22:13:20 GMT"})
+
+    found = {}
+    for number, pair in enumerate(NAMES):
+        store.server.answers[f"/{number}"] = answer
+        for query in pair:
+            with prefeed.open(f"{store.server.url}/{number}?{query}") as file:
+                found[query] = file.read()
+    assert found == bodies
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "token=TOKEN&expires=1800000000", "md5=TOKEN&expires=1800000000", "Policy=TOKEN&Signature=TOKEN&Key-Pair-Id=K", "verify=1800000000-TOKEN",
+        "authorization=bce-auth-v1%2FTOKEN", "q-sign-algorithm=sha1&q-ak=TOKEN&q-signature=TOKEN&x-cos-security-token=TOKEN",
+        "OSSAccessKeyId=A&Expires=1800000000&Signature=TOKEN&security-token=TOKEN", "response-content-type=a%2FTOKEN&X-Amz-Signature=TOKEN",
+    ],
+)  # fmt: skip
+def test_signatures_of_other_kinds(query: str) -> None:
+    marks = {named_by(f"?id=1&{query.replace('TOKEN', word)}") for word in ("aaa", "bbb")}
+    assert marks == {named_by("?id=1")}
+    assert named_by("?a=1&b=2") == named_by("?b=2&a=1")
 
 
 class Urls(torch.utils.data.Dataset[bytes]):

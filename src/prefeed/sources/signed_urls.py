@@ -9,23 +9,33 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from hashlib import sha256
+from operator import itemgetter
 from typing import Final
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote_plus
 
 _WEB: Final = re.compile(r"(?:pack\+|blocks\+)?https?://[^?#]*(\?[^#]*)?", re.IGNORECASE)
 _SAFE: Final = "?%/:@!$&'()*+,;=~-._|"
 
 _SIGNS: Final = re.compile(
-    r"x-(?:amz|goog|oss|obs|cos|tos|bce)-.+|x-id|response-.+|q-.+"  # q-: Tencent; response-: headers of the answer
-    r"|(?:aws|google|oss|obs)?access(?:key)?id|signature|sig|expires|expiry|expiration|exp|policy|key-pair-id|security-token"
-    r"|token|access_token|auth|authorization|api_?key|hmac|md5|hdnts|hdnea|verify",
+    r"(?:x-(?:amz|goog|oss|obs|cos|tos|bce)-.+?|q-(?:sign-algorithm|ak|sign-time|key-time|header-list|url-param-list|signature)"
+    r"|(?:aws|google|oss|obs)access(?:key)?id|signature|sig|hmac|key-pair-id|hdnts|hdnea)=.*"
+    r"|authorization=bce-auth-v1/.*|verify=\d{10,}-.*|(?:expires|expiry|expiration|exp)=(?:\d{10,}|\d{4}-\d\d-\d\dT.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Matches a parameter that signs or limits in time, whatever the other parameters are."""
+
+_SIGNS_NEXT_TO: Final = re.compile(
+    r"x-id|response-(?:cache-control|expires|content-.+)|accesskeyid|policy|security-token|token|access_token|auth|authorization|api_?key"
+    r"|md5|verify",
     re.IGNORECASE,
 )
+"""Names that sign only next to one of ``_SIGNS``: alone they may name the object, as ``?md5=…`` does, or the user whose object it is."""
+
 _SIGNS_OF_AZURE: Final = frozenset({
     "sv", "ss", "srt", "sr", "sp", "st", "se", "spr", "sip", "si", "sdd", "ses", "skoid", "sktid", "skt", "ske", "sks", "skv",
     "saoid", "suoid", "scid", "rscc", "rscd", "rsce", "rscl", "rsct",
 })  # fmt: skip
-"""Names that sign only next to ``sig``."""
+"""Names that sign only next to ``sig`` and ``sv``, the version of the SAS."""
 
 _COMPACT: Final = "%Y%m%dT%H%M%SZ"
 _LEAST_EPOCH: Final = 10**9
@@ -39,15 +49,20 @@ def query_of(url: str) -> str:
 
 
 def named_by(query: str) -> str:
-    """Return a hash of the parameters that name the object, whatever signs the request; empty without any."""
-    given = parse_qsl(query.removeprefix("?"), keep_blank_values=True)
-    is_of_azure = any(name.lower() == "sig" for name, _ in given)
-    rest = sorted(
-        (name, value)
-        for name, value in given
-        if not _SIGNS.fullmatch(name) and not (is_of_azure and name.lower() in _SIGNS_OF_AZURE)
-    )
-    return sha256(repr(rest).encode()).hexdigest()[:16] if rest else ""
+    """Return a hash of the parameters that name the object, whatever signs the request; empty without any.
+
+    Values are compared as they are written, and those of one name in their order, because servers decode them in different ways.
+    """
+    given = [(unquote_plus(one.partition("=")[0]), one) for one in query.removeprefix("?").split("&") if one]
+    signs = [_SIGNS.fullmatch(unquote_plus(one)) is not None for _, one in given]
+    names = {name.lower() for name, _ in given}
+    also = _SIGNS_OF_AZURE if names >= {"sig", "sv"} else frozenset()
+    rest = [
+        (name, one)
+        for (name, one), is_signature in zip(given, signs, strict=True)
+        if not is_signature and name.lower() not in also and not (any(signs) and _SIGNS_NEXT_TO.fullmatch(name))
+    ]
+    return sha256(repr(sorted(rest, key=itemgetter(0))).encode()).hexdigest()[:16] if rest else ""
 
 
 def expiry_of(query: str) -> datetime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -11,7 +12,8 @@ import botocore.awsrequest
 import botocore.credentials
 import pytest
 
-from prefeed.sources.plain_s3 import signed_url
+from prefeed.errors import SourceError
+from prefeed.sources.plain_s3 import PlainBucket, signed_url
 
 NOW = datetime(2026, 11, 28, 17, 0, 3, tzinfo=UTC)
 
@@ -35,3 +37,24 @@ def test_signatures_are_botocores(token: str, key: str, query: dict[str, str], m
 
 def test_without_keys_nothing_is_signed() -> None:
     assert signed_url("GET", "https://h/b/x", {}) == "https://h/b/x"
+
+
+PAGE = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{}</ListBucketResult>'
+OBJECT = "<Contents><Key>a</Key><Size>1</Size></Contents>"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html><body>Sign in</body></html>",
+        "<Error><Code>InternalError</Code></Error>",
+        PAGE.format(OBJECT + "<IsTruncated>true</IsTruncated>"),
+        PAGE.format(OBJECT + "<IsTruncated>true</IsTruncated><NextMarker>a</NextMarker>"),
+        PAGE.format(OBJECT + "<IsTruncated>true</IsTruncated><NextContinuationToken>1</NextContinuationToken>"),
+    ],
+    ids=["a login page", "an error", "cut", "of version 1", "the same page again"],
+)
+def test_a_page_that_may_not_be_all_fails_the_listing(page: str) -> None:
+    bucket = PlainBucket("http://h/b/", "", {}, lambda _: page.encode())
+    with pytest.raises(SourceError, match="http://h/b/ .*listing"):
+        list(islice(bucket.pages(), 3))
