@@ -21,7 +21,7 @@ from e2e.parity import stop_server
 from mounting import dead_fuse, mounted, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
 from prefeed.copying.staging import StageRequest, stage
-from prefeed.errors import BadTargetNameError, CannotPackError
+from prefeed.errors import BadTargetNameError, CannotPackError, JobError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.jobs.options import SyncOptions
@@ -287,6 +287,44 @@ def test_a_copy_leaves_out_what_cannot_be_a_file(bucket: servers.BucketServer, t
     assert "'../../up' (has '..'" in text
     assert "more" in text
     sync("s3://b", str(target), SyncOptions(delete_src=False, dry=True), current())
+
+
+NO_MORE = "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
+
+
+@pytest.mark.parametrize(
+    "page", ["<html><body>Sign in</body></html>", "<Error><Code>InternalError</Code></Error>", NO_MORE]
+)
+def test_nothing_is_deleted_after_a_listing_that_was_cut(
+    page: str, bucket: servers.BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.objects, bucket.page_size = {f"{number}.bin": b"data" for number in range(6)}, 2
+    options = SyncOptions(delete_dst=True)
+    sync("s3://b", str(tmp_path / "copy"), options, current())
+    (tmp_path / "copy/old.bin").write_bytes(b"not there any more")
+    listed = servers.BucketHandler._listed
+
+    def cut(handler: servers.BucketHandler, asked: dict[str, str]) -> str:
+        return page if "continuation-token" in asked else listed(handler, asked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(servers.BucketHandler, "_listed", cut)
+        with pytest.raises(JobError, match=r"leaves out '2\.bin': nothing was deleted"):
+            sync("s3://b", str(tmp_path / "copy"), options, current())
+    assert len(list((tmp_path / "copy").iterdir())) == 7
+    assert sync("s3://b", str(tmp_path / "copy"), options, current()).num_deleted_dst == 1
+
+
+def test_nothing_is_deleted_after_a_line_of_an_index_that_was_left_out(sandbox: Sandbox, tmp_path: Path) -> None:
+    write_files(tmp_path / "root", {"a": b"one", "b": b"two"})
+    write_files(tmp_path / "copy", {"b": b"two", "old": b""})
+    with servers.http_server(tmp_path / "root") as server:
+        (tmp_path / "root/index.txt").write_text("a\t3\nb\tunknown\n")
+        with pytest.raises(JobError, match=r"leaves out .*line 2.*nothing was deleted"):
+            sync(server.url, str(tmp_path / "copy"), SyncOptions(delete_dst=True), current())
+        assert {file.name for file in (tmp_path / "copy").iterdir()} == {"a", "b", "old"}
+        (tmp_path / "root/index.txt").write_text("a\t3\nb\t\n")
+        assert sync(server.url, str(tmp_path / "copy"), SyncOptions(delete_dst=True), current()).num_deleted_dst == 1
 
 
 def test_a_file_in_the_way_of_a_directory_says_what_to_do(bucket: servers.BucketServer, tmp_path: Path) -> None:

@@ -446,6 +446,11 @@ class _Sync:
                 f"{self._origin.source().locate(self._origin.broken_links[0])} is a broken link: nothing was deleted, because its "
                 "target may only not be mounted. Remove or --exclude the link, or mount its target"
             )
+        if self._options.delete_dst and (left_out := self._origin.left_out(extra)):
+            raise JobError(
+                f"the listing of {self._origin.url} leaves out {left_out}: nothing was deleted, because copies of it may be. Run it again "
+                "if that is new there; mend the index of a web server; a store must answer ListObjectsV2"
+            )
         if self._options.delete_dst:
             num_deleted, failures = self._delete_from(self._place, self._deletable(extra), keep=self._folded or ())
             result = _with_failures(replace(result, num_deleted_dst=num_deleted), failures)

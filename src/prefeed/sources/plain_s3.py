@@ -139,6 +139,12 @@ class PlainBucket:
             page = self._page(query)
             yield self._parsed(page)
             token = page.findtext("{*}NextContinuationToken")
+            is_cut = page.findtext("{*}IsTruncated") == "true"
+            if is_cut and token in (None, "", query.get("continuation-token")):
+                raise SourceError(
+                    f"{self._bucket_url} does not show the rest of a listing of version 2: the page says IsTruncated, and the next one "
+                    f"would begin at {token!r}"
+                )
             if not token:
                 return
             query["continuation-token"] = token
@@ -164,9 +170,12 @@ class PlainBucket:
         url = self._bucket_url if is_host else self._bucket_url.rstrip("/")
         body = self._fetch(signed_url("GET", f"{url}?{text}", self._options))
         try:
-            return ET.fromstring(body)
+            page = ET.fromstring(body)
         except ET.ParseError as err:
             raise SourceError(f"{self._bucket_url} does not answer a listing in XML: {err}") from err
+        if _name_of(page) != "ListBucketResult":
+            raise SourceError(f"{self._bucket_url} does not answer a listing, but <{_name_of(page)}>")
+        return page
 
 
 class PlainKeys:

@@ -185,6 +185,10 @@ class DirectoryPlace:
         """See ``Root.source``."""
         return PosixSource(self.url)
 
+    def left_out(self, entries: Iterable[Entry]) -> str:
+        """See ``Root.left_out``: what cannot be looked at is in ``problems`` and ``broken_links``."""
+        return ""
+
     def why_impossible(self, path: str) -> str | None:
         """See ``Target.why_impossible``."""
         return why_unsafe(path)

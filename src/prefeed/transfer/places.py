@@ -39,6 +39,14 @@ class Root(Protocol):
         """Return what reads it; closed with the place."""
         ...
 
+    def left_out(self, entries: Iterable[Entry]) -> str:
+        """Return what the last listing may have left out of these entries, which it does not have; empty if nothing.
+
+        Raises:
+            SourceError: The origin does not answer.
+        """
+        ...
+
     def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
         """Remove those that are as they were listed; yield each with why it is still there, or an empty text.
 

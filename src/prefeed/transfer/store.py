@@ -62,6 +62,11 @@ class HttpPlace:
         """See ``Root.source``."""
         return self._source
 
+    def left_out(self, entries: Iterable[Entry]) -> str:
+        """See ``Root.left_out``: a line of the index that cannot be read may be about any of them."""
+        found = self._source.left_out
+        return found.described() if found.count else ""
+
     def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
         """Raise: nothing can be removed there."""
         raise JobError(f"nothing can be removed from {self.url}: it is a web server")
@@ -105,6 +110,23 @@ class StorePlace:
     def source(self) -> RangeSource:
         """See ``Root.source``."""
         return self._source
+
+    def left_out(self, entries: Iterable[Entry]) -> str:
+        """See ``Root.left_out``. Each entry is requested, because the native client takes a page that is cut for the last one."""
+        rest = iter(entries)
+        with ThreadPoolExecutor(_HEAD_THREADS, thread_name_prefix="prefeed-head") as pool:
+            while batch := [one.path for one in islice(rest, _BATCH)]:
+                for path, is_there in zip(batch, pool.map(self._has, batch), strict=True):
+                    if is_there:
+                        return repr(path)
+        return ""
+
+    def _has(self, path: str) -> bool:
+        try:
+            self._source.info(path)
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def why_impossible(self, path: str) -> str | None:
         """See ``Target.why_impossible``."""
