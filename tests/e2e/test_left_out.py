@@ -21,7 +21,7 @@ from e2e.parity import stop_server
 from mounting import dead_fuse, mounted, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
 from prefeed.copying.staging import StageRequest, stage
-from prefeed.errors import BadTargetNameError, CannotPackError, JobError
+from prefeed.errors import BadTargetNameError, CannotPackError, JobError, SourceError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.jobs.options import SyncOptions
@@ -313,6 +313,43 @@ def test_nothing_is_deleted_after_a_listing_that_was_cut(
             sync("s3://b", str(tmp_path / "copy"), options, current())
     assert len(list((tmp_path / "copy").iterdir())) == 7
     assert sync("s3://b", str(tmp_path / "copy"), options, current()).num_deleted_dst == 1
+
+
+@pytest.mark.parametrize("below", ["", "d0/", "d{}/"], ids=["flat", "one directory", "directories"])
+def test_a_listing_that_was_cut_is_an_error(
+    below: str, bucket: servers.BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.objects = {f"{below.format(number % 2)}{number:04}": b"x" for number in range(3000)}
+    assert len(prefeed.datasets.Objects("s3://b")) == 3000
+    listed = servers.BucketHandler._listed
+
+    def cut(handler: servers.BucketHandler, asked: dict[str, str]) -> str:
+        return NO_MORE if "continuation-token" in asked or "start-after" in asked else listed(handler, asked)
+
+    monkeypatch.setattr(servers.BucketHandler, "_listed", cut)
+    with pytest.raises(SourceError, match="IsTruncated"):
+        prefeed.datasets.Objects("s3://b")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [("train.txt", "train/", "train/a\x01"), ("zz//odd", "zzz")],
+    ids=["marker at the seam", "marker of the root"],
+)
+def test_a_copy_of_a_bucket_with_markers_and_odd_keys(
+    last: tuple[str, ...], bucket: servers.BucketServer, tmp_path: Path
+) -> None:
+    """The second client goes on after a page of a thousand keys, in order and with none twice."""
+    names = [*(f"{number:03}" for number in range(1000 if "zzz" in last else 998)), *last]
+    bucket.objects = {
+        f"p/{name}": b"" if name.endswith("/") else b"x" for name in ["", *names] if name or "zzz" in last
+    }
+    result = sync("s3://b/p", str(tmp_path / "copy"), SyncOptions(), current())
+    files = {name for name in names if not name.endswith("/") and "//" not in name}
+    assert {
+        str(file.relative_to(tmp_path / "copy")) for file in (tmp_path / "copy").rglob("*") if file.is_file()
+    } == files
+    assert (result.num_failed, result.num_copied) == (0, len(files))
 
 
 def test_nothing_is_deleted_after_a_line_of_an_index_that_was_left_out(sandbox: Sandbox, tmp_path: Path) -> None:

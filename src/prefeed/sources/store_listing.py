@@ -107,12 +107,27 @@ class StoreListing:
             yield from self._open_plain().pages(prefix)
             return
         last: str | None = ""
+        num_listed, seen = 0, frozenset[str]()  # of the last page
         try:
             for page in list_store(self._store, prefix):
-                yield [_with_slash(info, prefix) for info in self._without_markers(page, prefix)]
-                last = page[-1].path if last is not None and page[0].path > last else None
+                objects = [_with_slash(info, prefix) for info in self._without_markers(page, prefix)]
+                yield objects
+                last = page[-1].path if last is not None and page[0].path >= last else None
+                num_listed, seen = num_listed + len(page), frozenset(info.path for info in objects)
         except InvalidPathError as err:
-            yield from self._plain_after(err).pages(prefix, after=last or "")
+            plain: PlainBucket | None = self._plain_after(err)
+        else:
+            plain = None if last is None else self._plain_if_cut(num_listed)
+        for page in plain.pages(prefix, after=last or "") if plain is not None else ():
+            # After the marker "a/", which is listed as "a", the plain client begins with what is between the two, such as "a-b".
+            yield [info for info in page if info.path not in seen]
+
+    def _plain_if_cut(self, num_listed: int) -> PlainBucket | None:
+        """Return what lists the rest if the last page was full, or empty: the native client takes what is no page for the end."""
+        if self._open_plain is not None and num_listed % _LIST_BATCH == 0:
+            with suppress(AccessDeniedError):  # the keys are not known here
+                return self._open_plain()
+        return None
 
     def level(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
         """Return the objects right below a prefix, and the prefixes there."""
@@ -124,9 +139,11 @@ class StoreListing:
         if prefix and is_odd(prefix) and self._open_plain is not None:
             return self._open_plain().level(prefix)
         try:
-            return level_of_store(self._store, prefix)
+            found = level_of_store(self._store, prefix)
         except InvalidPathError as err:
             return self._plain_after(err).level(prefix)
+        plain = self._plain_if_cut(len(found[0]) + len(found[1])) if found != ([], []) else None
+        return found if plain is None else plain.level(prefix)
 
     def _plain_after(self, err: InvalidPathError) -> PlainBucket:
         """Return what lists a key that the native client refuses, as its error says."""

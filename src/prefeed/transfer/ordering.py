@@ -25,10 +25,10 @@ def checked_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
     Raises:
         JobError: It does not list in key order, so that nothing can be compared.
     """
-    last = b""
+    last: bytes | None = None  # the key of the root and a slash has an empty path
     for one in entries:
         key = key_of(one.path)
-        if key <= last:
+        if last is not None and key <= last:
             raise JobError(f"{where} does not list its objects in the order of their names, which sync needs")
         last = key
         yield one

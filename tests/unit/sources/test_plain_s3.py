@@ -56,5 +56,5 @@ OBJECT = "<Contents><Key>a</Key><Size>1</Size></Contents>"
 )
 def test_a_page_that_may_not_be_all_fails_the_listing(page: str) -> None:
     bucket = PlainBucket("http://h/b/", "", {}, lambda _: page.encode())
-    with pytest.raises(SourceError, match="http://h/b/ .*listing"):
+    with pytest.raises(SourceError, match=r"http://h/b/ .*listing"):
         list(islice(bucket.pages(), 3))
