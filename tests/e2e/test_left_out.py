@@ -340,7 +340,7 @@ def test_a_copy_of_a_bucket_with_markers_and_odd_keys(
     last: tuple[str, ...], bucket: servers.BucketServer, tmp_path: Path
 ) -> None:
     """The second client goes on after a page of a thousand keys, in order and with none twice."""
-    names = [*(f"{number:03}" for number in range(1000 if "zzz" in last else 998)), *last]
+    names = [*(f"{number:04}" for number in range(2000 if "zzz" in last else 998)), *last]
     bucket.objects = {
         f"p/{name}": b"" if name.endswith("/") else b"x" for name in ["", *names] if name or "zzz" in last
     }
@@ -393,7 +393,7 @@ def test_odd_names_of_a_web_index(sandbox: Sandbox, tmp_path: Path) -> None:
     files = {"d/x": b"one", "plain": b"two", "tab\tin": b"three"}
     write_files(tmp_path / "root", files)
     (tmp_path / "secret").write_bytes(b"secret")
-    lines = ["d//x\t3", "./plain\t3", "tab\tin\t5", "../secret\t6", "d/./x\t3", "plain\tunknown"]
+    lines = ["d//x\t3", "./plain\t3", "tab\tin\t5", "../secret\t6", "d/./x\t3", "plain\tunknown", "pl\0ain\t3"]
     (tmp_path / "root/index.txt").write_text("\n".join(lines))
     expected = {"d//x": b"one", "plain": b"two", "tab\tin": b"three"}
     warnings = Warnings()
@@ -412,8 +412,9 @@ def test_odd_names_of_a_web_index(sandbox: Sandbox, tmp_path: Path) -> None:
         close()
     assert not (tmp_path / "a/secret").exists()
     text = warnings.about("left out")[0]
-    assert "(3)" in text
+    assert "(4)" in text
     assert "'../secret'" in text
+    assert "zero byte" in text
     assert "line 6" in text
 
 

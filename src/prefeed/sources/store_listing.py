@@ -322,6 +322,8 @@ def _parse_lines(lines: list[bytes], number: int, name: str, left_out: LeftOut) 
             continue
         if info is not None and has_dots(info.path):
             left_out.add(info.path, "a URL cannot have '.' or '..' between slashes")
+        elif info is not None and "\0" in info.path:
+            left_out.add(info.path, "has a zero byte in it")
         elif info is not None:
             objects.append(info)
     if objects:
