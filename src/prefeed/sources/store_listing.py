@@ -123,7 +123,7 @@ class StoreListing:
             yield [info for info in page if info.path not in seen]
 
     def _plain_if_cut(self, num_listed: int) -> PlainBucket | None:
-        """Return what lists the rest if the last page was full, or empty: the native client takes what is no page for the end."""
+        """Return a client for the rest if the last page was full or empty, because the native client takes what is no page for the end."""
         if self._open_plain is not None and num_listed % _LIST_BATCH == 0:
             with suppress(AccessDeniedError):  # the keys are not known here
                 return self._open_plain()
