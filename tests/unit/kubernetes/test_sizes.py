@@ -16,7 +16,8 @@ from prefeed.kubernetes.operator.groups import Key
 from prefeed.kubernetes.operator.reports import errors_of, servers_of
 from prefeed.kubernetes.sizes import PATH, SizesEndpoint, parse_report, told
 from prefeed_bench.cluster import Cluster
-from unit.kubernetes.test_operator import Operator, node_mode, now, serve
+from unit.kubernetes.test_operator import REF, Operator, active, end, node_mode, now, serve
+from unit.sampleset.documents import sample_job
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -244,6 +245,12 @@ def test_a_set_that_is_cached_whole_is_asked_for_rarely() -> None:
     asyncio.run(rounds())
 
     assert len(asked) == 3  # the first one, and two of ten
+    cluster.add(sample_job("clear", type="clear", **REF))
+    operator.settle()
+    end(cluster, *active(cluster))
+    now(operator.carrier.see_all([""]))
+    asyncio.run(asker.round())
+    assert len(asked) == 4  # a job has ended, which may have cleared the cache
     assert len(servers_of(operator.carrier._group(KEY))) == 1
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import aiohttp
 
-from prefeed.kubernetes.operator.groups import Choices, Key
+from prefeed.kubernetes.operator.groups import Choices, Group, Key
 from prefeed.kubernetes.operator.reports import is_complete, servers_of, with_last_error
 from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.sizes import Report, parse_report
@@ -20,7 +20,7 @@ ROUND_SECONDS: Final = 30.0
 """As in the original."""
 
 _ROUNDS_OF_COMPLETE: Final = 10
-"""A set that is cached whole is asked for in one of so many rounds."""
+"""A set that is cached whole, and whose pods and jobs have not changed, is queried in every tenth round."""
 
 _MOST_AT_ONCE: Final = 16
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30.0, connect=5.0)
@@ -49,6 +49,7 @@ class Asker:
         self._changed = changed
         self._reports: dict[Key, dict[str, Report]] = {}
         self._number = 0
+        self._activity: dict[Key, frozenset[str]] = {}  # versions of the pods and jobs of each set in the last round
 
     def reports(self, key: Key) -> Mapping[str, Report]:
         """Return what the servers of a set have said last."""
@@ -64,18 +65,22 @@ class Asker:
         """Ask the servers of all sets once."""
         self._number += 1
         keys = self._world.keys()
-        for gone in self._reports.keys() - keys:
-            del self._reports[gone]
+        for known in (self._reports, self._activity):
+            for gone in known.keys() - keys:
+                del known[gone]
         now, limit = datetime.now(UTC), asyncio.Semaphore(_MOST_AT_ONCE)
         asked = []
         for key in sorted(keys):
             try:
-                servers = servers_of(self._world.group(key, now=now, choices=Choices()))
+                group = self._world.group(key, now=now, choices=Choices())
+                servers = servers_of(group)
             except Exception:  # noqa: BLE001 - a defect that one document shows must not end the work at all others
                 _log.exception("%s in %s: its servers are not asked", key.name, key.namespace)
                 continue
             self._keep(key, {pod: self.reports(key)[pod] for pod in servers if pod in self.reports(key)})
-            if is_complete(list(self.reports(key).values())) and self._number % _ROUNDS_OF_COMPLETE:
+            is_quiet = self._activity.get(key) == (activity := _activity_of(group))
+            self._activity[key] = activity
+            if is_quiet and is_complete(list(self.reports(key).values())) and self._number % _ROUNDS_OF_COMPLETE:
                 continue
             asked += [self._ask_one(key, pod, url, limit) for pod, url in servers.items()]
         await asyncio.gather(*asked)
@@ -91,6 +96,12 @@ class Asker:
         if reports != self.reports(key):
             self._reports[key] = reports
             self._changed([key])
+
+
+def _activity_of(group: Group) -> frozenset[str]:
+    """Return a value that changes whenever a pod or a job of a set changes, because a job may have cleared or filled the caches."""
+    documents = (*group.pods, *group.made.values())
+    return frozenset(f"{each['metadata']['uid']}/{each['metadata'].get('resourceVersion')}" for each in documents)
 
 
 class Requests:
