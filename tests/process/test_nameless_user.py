@@ -60,6 +60,7 @@ class Nameless:
 
     def __init__(self, sandbox: Sandbox, user: int = USER) -> None:
         self._become = become(user)
+        self.output = ""  # of the last command that was started
         self.data = write_files(sandbox.root / "data", {f"{number}.txt": b"%d" % number for number in range(4)})
         self._environ = {
             name: value for name, value in os.environ.items() if name.startswith("PREFEED_") or name == "PYTHONPATH"
@@ -77,8 +78,8 @@ class Nameless:
                 yield process
             finally:
                 process.terminate()
-                output, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, output
+                self.output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, self.output
 
     def run(self, *command: str, **environ: str) -> str:
         """Return the output of ``prefeed COMMAND``."""
@@ -139,6 +140,7 @@ def test_sidecar(user: Nameless, sandbox: Sandbox) -> None:
 
     with user.started("kubernetes", "sidecar", "photos", "--sizes-port", str(port), first=volumes, **home):
         wait_for(lambda: served_set() == "photos", "the sidecar")
+    assert f"serves the sample set photos from {user.data}; memory tier: " in user.output
 
 
 def test_operator(user: Nameless, tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def patch(files: tuple[str, ...]) -> None:
 @click.pass_context
 def sidecar(ctx: click.Context, name: str, *, clear: bool, sizes_port: int) -> None:
     """Be the sidecar of a pod that `patch` has given a cache, or the server of a node: serve the set NAME until SIGTERM."""
-    ctx.exit(run_sidecar(name, config_of(), backend_of(ctx).run_foreground, is_cleared=clear, port=sizes_port))
+    serve = backend_of(ctx).run_foreground
+    ctx.exit(run_sidecar(name, config_of(), serve, render.say, is_cleared=clear, port=sizes_port))
 
 
 @command.command(hidden=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.client.node import NodeClient
-from prefeed.config import Config
+from prefeed.config import EVERYTHING, Config
 from prefeed.errors import PrefeedError, SpecError
 from prefeed.jobs.records import SUCCEEDED
 from prefeed.jobs.running import JobEvents, apply_job
@@ -31,6 +31,7 @@ from prefeed.sampleset.documents import Document
 from prefeed.sampleset.records import find
 from prefeed.sampleset.yaml_files import load_documents
 from prefeed.system.removing import remove_tree
+from prefeed.system.units import format_bytes
 
 _LOOK_AGAIN_SECONDS: Final = 0.05
 _LEAST_WAIT_SECONDS: Final = 1.0
@@ -44,8 +45,13 @@ _MOST_SAID: Final = 2000
 Serve = Callable[[Config], int]
 """Is the node server until it is told to end; returns the exit status."""
 
+Say = Callable[[str], None]
+"""Writes a line to the log of the container."""
 
-def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = False, port: int = PORT) -> int:
+
+def run_sidecar(
+    name: str, config: Config, serve: Serve, say: Say, *, is_cleared: bool = False, port: int = PORT
+) -> int:
     """Serve the set of a pod until SIGTERM; return the exit status.
 
     A container that is restarted finds the home and the tier as they were left.
@@ -54,6 +60,7 @@ def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = F
         name: Of the set.
         config: Settings in force; their home lies in the pod's volume.
         serve: The node server, in this process.
+        say: Writes what is served, and what becomes of the listing and the jobs, to the log of the container.
         is_cleared: Its directories are empty at its end: they are the node's, and nothing else would clear them.
         port: At which it tells how much it holds; 0: a free one.
 
@@ -62,7 +69,8 @@ def run_sidecar(name: str, config: Config, serve: Serve, *, is_cleared: bool = F
     """
     settings = _given(name, config)
     environment = dict(os.environ)  # before the server forgets the variables of stores
-    filling, looking = _Filling(name, settings, environment), Child(environment)
+    say(f"serves the sample set {name} from {find(name, config).read_url}; {_sizes_of(settings)}")
+    filling, looking = _Filling(name, settings, environment, say), Child(environment)
     sizes = SizesEndpoint(lambda: looking.run("sampleset", "list", name, "--json", has_output=True)[1], port=port)
     filling.start()
     sizes.start()
@@ -116,6 +124,12 @@ def _part_of(spec: Document, partitions: int, index: int) -> Document:
     return {**spec, "warmupOptions": {**options, "partitions": partitions, "partition": index}}
 
 
+def _sizes_of(settings: Config) -> str:
+    memory = "half of the memory" if settings.memory is None else format_bytes(settings.memory)
+    disk = "all but a tenth of its disk" if settings.disk == EVERYTHING else format_bytes(settings.disk)
+    return f"memory tier: {memory}, disk tier: {disk if settings.disk else 'none'}"
+
+
 def _given(name: str, config: Config) -> Config:
     """Record the set that the pod was given; return its settings."""
     for directory in OWN:
@@ -160,8 +174,9 @@ class _Filling:
     **Threads and processes**: one thread, which waits for one child at a time. ``end`` ends both.
     """
 
-    def __init__(self, name: str, settings: Config, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, settings: Config, environment: Mapping[str, str], say: Say) -> None:
         self._settings = settings
+        self._say = say
         self._work = [["sampleset", "bring-up", name, "--no-start"]]
         if (DOCUMENTS / JOBS).is_file():
             self._work.append(["job", "apply", "-f", str(DOCUMENTS / JOBS)])
@@ -183,9 +198,13 @@ class _Filling:
             if self._is_ending.wait(_LOOK_AGAIN_SECONDS):
                 return
         for words in self._work:
-            wait = _LEAST_WAIT_SECONDS
-            while self._child.run(*words)[0] != 0 and not self._is_ending.wait(wait):
+            wait, called = _LEAST_WAIT_SECONDS, " ".join(words[:2])
+            while self._child.run(*words)[0] != 0:
+                self._say(f"{called} has failed, for the reason above; trying again in {wait:g} s")
+                if self._is_ending.wait(wait):
+                    return
                 wait = min(2 * wait, _MOST_WAIT_SECONDS)
+            self._say(f"{called} is done")
 
     def _answers(self) -> bool:
         try:
