@@ -290,8 +290,7 @@ class Replacement:
 def original_of(function: Any) -> Any:
     """Return the function beneath ours, or the function itself."""
     owner = getattr(function, "__self__", None)
-    return (
-        owner.original
-        if isinstance(owner, Replacement)
-        else (getattr(function, "__dict__", None) or {}).get("_prefeed_original", function)
-    )
+    if isinstance(owner, Replacement):
+        return owner.original
+    replacement, original = (getattr(function, "__dict__", None) or {}).get("_prefeed_original", (None, None))
+    return original if replacement is function else function

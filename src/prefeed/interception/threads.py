@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ def _start_in_place_of(original: Any) -> Any:
             return
         own, run = vars(self).get("run"), self.run
 
-        def run_for_sample() -> None:
+        def run_for_sample(_self: Any) -> None:
             put_back()
             carry(found)  # for good: the thread ends with this
             run()
@@ -44,7 +45,7 @@ def _start_in_place_of(original: Any) -> Any:
             else:
                 self.run = own
 
-        self.run = run_for_sample
+        self.run = types.MethodType(run_for_sample, self)  # libraries call ``__func__`` of it
         try:
             original(self)
         except BaseException:
@@ -76,7 +77,7 @@ def _has_threads(pool: Any) -> bool:
 
 
 def _marked(function: Any, original: Any) -> Any:
-    function._prefeed_original = original
+    function._prefeed_original = function, original  # with itself, because ``functools.wraps`` passes attributes on
     return function
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import builtins
 import bz2
 import copyreg
+import functools
 import io
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import tarfile
 import threading
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,15 @@ import pytest
 import torch
 import torchvision.io.image  # noqa: F401
 
-from prefeed.interception import answer_everywhere, install, kept_in_place, original_open, reads_from, uninstall
+from prefeed.interception import (
+    answer_everywhere,
+    carrying,
+    install,
+    kept_in_place,
+    original_open,
+    reads_from,
+    uninstall,
+)
 
 from .conftest import KeptFiles
 
@@ -384,3 +394,61 @@ def test_a_fork_beside_a_thread_that_is_inside(reader: KeptFiles) -> None:
         go_on.set()
         thread.join()
     assert all_the_same(everything(), before)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    assert "run" not in vars(thread)
+    return found
+
+
+def test_a_wrapper_of_start_stays_when_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``functools.wraps`` passes on what a replacement has as attributes."""
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", ThreadPoolExecutor.submit)
+    calls: list[Any] = []
+    install()
+    for owner, name in ((threading.Thread, "start"), (ThreadPoolExecutor, "submit")):
+        ours = getattr(owner, name)
+        monkeypatch.setattr(owner, name, functools.wraps(ours)(over(ours, calls)))
+    for _ in range(3):
+        uninstall()
+        install()
+        calls.clear()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(len, "abc").result() == 3
+        assert len(calls) == 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_threads_of_a_sample_whose_start_and_run_a_library_wraps(
+    reader: KeptFiles, path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """As Sentry does: the function of ``run`` is called with the thread."""
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.start)
+    if not is_first:
+        install()
+    start = threading.Thread.start
+    calls: list[Any] = []
+
+    @functools.wraps(start)
+    def wrapped_start(self: threading.Thread) -> None:
+        run = getattr(self.run, "__func__", self.run)
+
+        @functools.wraps(run)
+        def wrapped_run(*args: Any) -> Any:
+            calls.append(args)
+            vars(threading.current_thread()).pop("run", None)
+            return run(threading.current_thread(), *args[1:])
+
+        self.run = wrapped_run  # type: ignore[method-assign]
+        start(self)
+
+    threading.Thread.start = wrapped_start  # type: ignore[method-assign]
+    install()
+    with carrying(reader):
+        assert in_thread(path.read_bytes) == [b"kept"]
+    assert len(calls) == 1
