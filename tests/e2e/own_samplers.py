@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import itertools
 import random
@@ -654,12 +655,196 @@ def with_a_finalizer() -> Own:
     return Own(OwnClosing(), NONE)
 
 
+OF_MODULE = random.Random(5)
+shuffle = OF_MODULE.shuffle
+
+
+class ShufflesByMethod(Sampler[int]):
+    """Shuffles by a method of a generator of its module."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(NUM_SAMPLES))
+        shuffle(order)
+        yield from order
+
+
+def shuffles_by_a_method() -> Own:
+    OF_MODULE.seed(5)
+    return Own(ShufflesByMethod(), NONE, probe=OF_MODULE.getstate)
+
+
+def helper(index: int) -> int:
+    return index
+
+
+def listing(index: int) -> int:
+    return index
+
+
+listing.seen = []  # type: ignore[attr-defined]
+
+
+class CountsInFunctions(Sampler[int]):
+    """Keeps what it draws as attributes of functions."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(NUM_SAMPLES):
+            helper.calls = getattr(helper, "calls", 0) + 1  # type: ignore[attr-defined]
+            yield index
+
+
+class ListsInFunctions(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        for index in range(NUM_SAMPLES):
+            listing.seen.append(index)  # type: ignore[attr-defined]
+            yield listing(index)
+
+
+class CountsAnew(Sampler[int]):
+    """Counts in an attribute that its class does not have before."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(NUM_SAMPLES):
+            CountsAnew.drawn = getattr(CountsAnew, "drawn", 0) + 1  # type: ignore[attr-defined]
+            yield index
+
+
+def counts_at_a_function() -> Own:
+    vars(helper).pop("calls", None)
+    return Own(CountsInFunctions(), NONE, probe=lambda: vars(helper).get("calls"))
+
+
+def lists_at_a_function() -> Own:
+    vars(listing)["seen"] = []
+    return Own(ListsInFunctions(), NONE, probe=lambda: list(vars(listing)["seen"]))
+
+
+def counts_anew_in_class() -> Own:
+    if "drawn" in vars(CountsAnew):
+        del CountsAnew.drawn  # type: ignore[attr-defined]
+    return Own(CountsAnew(), NONE, probe=lambda: vars(CountsAnew).get("drawn"))
+
+
+class Mode(enum.Enum):
+    """A value with a method that prints."""
+
+    TRAIN = 1
+
+    def tell(self) -> int:
+        print("mode", self.name)
+        return 0
+
+
+class HasMode(Sampler[int]):
+    def __init__(self) -> None:
+        self.mode = Mode.TRAIN
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(NUM_SAMPLES):
+            yield index + self.mode.tell()
+
+
+def prints_by_a_value() -> Own:
+    return Own(HasMode(), NONE)
+
+
+class MakesAnother(Sampler[int]):
+    """Draws from another of its class, whose constructor prints."""
+
+    def __init__(self) -> None:
+        print("made")
+
+    def __iter__(self) -> Iterator[int]:
+        yield from type(self)().drawn()
+
+    def drawn(self) -> Iterator[int]:
+        yield from range(NUM_SAMPLES)
+
+
+def makes_another() -> Own:
+    return Own(MakesAnother(), NONE)
+
+
+def _shown(index: Any) -> Any:
+    print("shown")
+    return index
+
+
+shown = np.vectorize(_shown, otypes=[np.int64])
+
+
+class Vectorized(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from shown(np.arange(NUM_SAMPLES)).tolist()
+
+
+def prints_by_vectorize() -> Own:
+    return Own(Vectorized(), NONE)
+
+
+class Lazy:
+    """A dataset that is opened when it is first used, whatever is asked of it."""
+
+    def __init__(self, touched: list[str]) -> None:
+        self.touched = touched
+
+    def __getattr__(self, name: str) -> Any:
+        self.touched.append(name)
+        raise AttributeError(name)
+
+
+class Proxy:
+    """Stands for an object that is made when its class is asked for."""
+
+    made: list[str] = drawn_in_all  # type: ignore[assignment]
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        self.made.append("made")
+        return Data
+
+
+class HoldsLazy(Sampler[int]):
+    def __init__(self, *held: Any) -> None:
+        self.held = held
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(NUM_SAMPLES)
+
+
+def holds_what_is_lazy() -> Own:
+    touched: list[str] = []
+    return Own(HoldsLazy(Lazy(touched)), ALL, probe=lambda: list(touched))
+
+
+def holds_a_proxy() -> Own:
+    drawn_in_all.clear()
+    return Own(HoldsLazy(Proxy()), ALL, probe=lambda: list(drawn_in_all))
+
+
+class Divides(Sampler[int]):
+    """Numpy warns for each index."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(NUM_SAMPLES)
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(NUM_SAMPLES):
+            yield index if 1 / self.counts[index] > 0 else 0
+
+
+def divides_by_zero() -> Own:
+    return Own(Divides(), ALL)
+
+
 KINDS: list[Callable[..., Own]] = [
     order_by_seed, draws_at_once, draws_every_10th, draws_every_80th, draws_first, draws_in_iter, draws_at_the_end,
     seeds_globally, own_generators, generator_of_module, prints, prints_by_attributes, counts_in_class, counts_in_module,
     counts_in_list, counts_in_closure, counts_in_function, reads_an_open_file, locked, warns, reads_the_dataset,
     changes_its_length, raises, has_a_position, driven_by_losses, set_by_the_loop, infinite, infinite_of_a_generator,
     repeats_samples, grouped_by_length, nested, distributed, with_slots, draws_when_it_is_left, with_a_finalizer,
+    shuffles_by_a_method, counts_at_a_function, lists_at_a_function, counts_anew_in_class, prints_by_a_value, makes_another,
+    prints_by_vectorize, holds_what_is_lazy, holds_a_proxy, divides_by_zero,
 ]  # fmt: skip
 
 

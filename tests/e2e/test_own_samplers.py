@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import prefeed
 from e2e.hashed import Hashed, write_hashed
-from e2e.own_samplers import ALL, BATCH_SIZE, KINDS, NONE, NUM_SAMPLES, SOME, Own, OwnOf, Waiting
+from e2e.own_samplers import ALL, BATCH_SIZE, KINDS, NONE, NUM_SAMPLES, SOME, Curriculum, HoldsLazy, Own, OwnOf, Waiting
 from e2e.steps import seed_all
 from leaks import wait_until
 from prefeed.torch import forecasts
@@ -138,3 +140,30 @@ def test_a_first_epoch_is_fetched_ahead(num_workers: int, tmp_path: Path, monkey
     first = next(batches)
     assert wait_until(lambda: prefeed.statistics().resident_objects == NUM_SAMPLES, timeout_seconds=60)
     assert [first, *batches, *loader] == expected
+
+
+@pytest.mark.parametrize("item", [(1, 2), [1, 2], {"length": 3}, np.zeros(1)])
+def test_copies_are_of_limited_size(item: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is many small objects, or many arrays, that a sampler holds."""
+    monkeypatch.setattr(forecasts, "_MAX_ITEMS", 1 << 16)
+    held = [copy.copy(item) for _ in range(1 << 12)]
+    if isinstance(item, tuple):
+        held = [(index, index) for index in range(1 << 12)]
+    assert forecasts.try_forecast(HoldsLazy(held)) is None
+    assert forecasts.try_forecast(HoldsLazy(held[:100])) is not None
+
+
+def test_copies_have_limited_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecasts, "_MAX_BYTES", 10_000)
+    arrays = [np.zeros(1000, dtype=np.uint8) for _ in range(20)]
+    copied, _ = forecasts._copy_of(HoldsLazy(arrays))
+    assert sum(type(array) is np.ndarray for array in copied.held[0]) == 10
+
+
+def test_names_of_threads_are_as_with_torch() -> None:
+    def number() -> int:
+        return int(threading.Thread().name.rpartition("-")[2])
+
+    before = number()
+    assert list(planned(Curriculum(), Listener(), access_map(NUM_SAMPLES)))
+    assert number() == before + 1

@@ -28,7 +28,7 @@ def run_within(seconds: float, function: Callable[[], None]) -> bool:
         with suppress(_TooLongError):
             function()
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, name="prefeed-limited", daemon=True)  # a program may count unnamed ones
     try:
         thread.start()
     except RuntimeError:  # the limit of threads is reached

@@ -51,10 +51,13 @@ _MOST_SECONDS: Final = 0.25
 _NO_SAMPLES: Final[Order] = np.empty(0, dtype=np.int64)
 
 _MAX_ITEMS: Final = 1 << 21
-"""Maximum number of values in a copy, so that copying takes at most some 50 ms of each epoch."""
+"""Maximum number of values in a copy, so that copying takes at most some 100 ms of each epoch."""
+
+_VALUES_PER_OBJECT: Final = 32
+"""Number of values that take as long as a container or an object that is copied by itself."""
 
 _MAX_BYTES: Final = 1 << 26
-"""Maximum size of an array or tensor that is copied."""
+"""Maximum size of the arrays and tensors of a copy."""
 
 _ATOMS: Final = (
     *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, types.NotImplementedType),
@@ -86,6 +89,7 @@ _EFFECTS: Final = frozenset(
         *("print", "open", "input", "exec", "eval", "compile", "breakpoint", "__import__", "exit", "quit"),
         *("globals", "locals", "vars", "setattr", "delattr", "__dict__", "__globals__"),
         *("distributed", "save", "savez", "load", "loadtxt", "savetxt", "genfromtxt", "fromfile", "tofile", "memmap"),
+        *("dump", "open_memmap", "from_file"),
     }
 )
 """Names of functions and attributes that reach outside of a copy."""
@@ -99,6 +103,9 @@ _NOT_BY_SYNTAX: Final = frozenset(
     }
 )
 """Special methods that no statement calls while a sampler is drawn from."""
+
+_COMPARISONS: Final = frozenset({"__eq__", "__lt__", "__le__", "__gt__", "__ge__"})
+"""Methods that look at classes to compare them, as those of dataclasses do."""
 
 
 class CannotForecastError(Exception):
@@ -237,7 +244,12 @@ class Forecast:
 
     def _run(self, draw_copy: Callable[[], None]) -> None:
         """Draw from the copy for a limited time: it may wait for something that the loop would do before the next batch."""
-        if self.has_more and not run_within(_MOST_SECONDS, draw_copy):
+
+        def draw_quietly() -> None:
+            with np.errstate(all="ignore"):  # torch's draw gives the warnings
+                draw_copy()
+
+        if self.has_more and not run_within(_MOST_SECONDS, draw_quietly):
             self.leave()
 
     def _next(self, most: int) -> Order:
@@ -285,7 +297,7 @@ def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Gener
         raise CannotForecastError("its objects are nested too deeply") from err
     if isinstance(copied, _Missing):
         raise CannotForecastError(f"a {type(sampler).__name__} cannot be copied")
-    _Reach(copier.classes, copier.functions).check()
+    _Reach(copier.classes, copier.functions, copier.names).check()
     return copied, copier.generators
 
 
@@ -307,22 +319,28 @@ class _Copier:
     Attributes:
         classes: Python classes of the objects in the copy, except torch's.
         functions: Functions in it.
+        names: Of its attributes.
         generators: torch's generators, each with its copy.
     """
 
     def __init__(self, sampler: Any) -> None:
         self.classes: set[type] = set()
         self.functions: list[types.FunctionType] = []
+        self.names: set[str] = set()
         self.generators: list[tuple[torch.Generator, torch.Generator]] = []
         self._copies: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id stays its own
         self._num_items = 0
+        self._num_bytes = 0
         self._sampler = sampler
 
     def copy(self, value: Any) -> Any:
         """Return a copy of a value."""
-        if isinstance(value, _ATOMS):
+        kind = type(value)  # ``isinstance`` would run the code of an object that stands for another
+        if issubclass(kind, _ATOMS):
+            self.classes.update(_own_classes(kind))
             return value
         if id(value) not in self._copies:
+            self._count(_VALUES_PER_OBJECT)
             copied = self._made(value)
             self._copies[id(value)] = (value, copied)
         return self._copies[id(value)][1]
@@ -331,9 +349,9 @@ class _Copier:
         kind = type(value)
         if kind in _CONTAINERS:
             return self._container(value)
-        if kind is np.ndarray and not value.dtype.hasobject and value.nbytes <= _MAX_BYTES:
+        if kind is np.ndarray and not value.dtype.hasobject and self._fits(value):
             return value.copy()
-        if kind is torch.Tensor and value.is_cpu and value.layout is torch.strided and value.nbytes <= _MAX_BYTES:
+        if kind is torch.Tensor and value.is_cpu and value.layout is torch.strided and self._fits(value):
             return value.detach().clone()
         if kind is torch.Generator and value.device.type == "cpu":
             clone = torch.Generator()
@@ -351,13 +369,23 @@ class _Copier:
             return value
         return self._instance(value)
 
-    def _container(self, value: Any) -> Any:
-        self._num_items += len(value)
+    def _count(self, num_items: int) -> None:
+        self._num_items += num_items
         if self._num_items > _MAX_ITEMS:
             raise CannotForecastError(f"it holds more than {_MAX_ITEMS} values")
+
+    def _fits(self, array: Any) -> bool:
+        self._num_bytes += array.nbytes
+        return self._num_bytes <= _MAX_BYTES
+
+    def _container(self, value: Any) -> Any:
+        self._count(len(value))
         keyed = isinstance(value, dict)
         parts: Iterable[Any] = [*value, *value.values()] if keyed else value
-        if all(issubclass(kind, _ATOMS) for kind in set(map(type, parts))):
+        kinds = set(map(type, parts))
+        if all(issubclass(kind, _ATOMS) for kind in kinds):
+            for kind in kinds:
+                self.classes.update(_own_classes(kind))
             return copy.copy(value)
         if isinstance(value, tuple | frozenset):
             return type(value)(map(self.copy, value))
@@ -379,20 +407,22 @@ class _Copier:
         kind = type(value)
         is_of_python = all(base is object or (base.__flags__ & _HEAP_TYPE) for base in kind.__mro__)
         is_dataset = hasattr(kind, "__getitem__") and value is not self._sampler
-        if not is_of_python or is_dataset or isinstance(value, type) or hasattr(kind, "__del__"):
+        if not is_of_python or is_dataset or issubclass(kind, type) or hasattr(kind, "__del__"):
             return _Missing(value)
         try:
             made = object.__new__(kind)
         except TypeError:
             return _Missing(value)
         self._copies[id(value)] = (value, made)
-        self.classes.update(base for base in kind.__mro__ if base.__module__ not in _MODULES)
+        self.classes.update(_own_classes(kind))
         if kind.__dictoffset__:
             own = object.__getattribute__(made, "__dict__")
             own.update({name: self.copy(part) for name, part in object.__getattribute__(value, "__dict__").items()})
+            self.names.update(own)
         for base in kind.__mro__:
-            for member in vars(base).values():
+            for name, member in vars(base).items():
                 if isinstance(member, types.MemberDescriptorType):
+                    self.names.add(name)
                     try:
                         member.__set__(made, self.copy(member.__get__(value)))
                     except AttributeError:  # it has no value
@@ -415,10 +445,15 @@ _HEAP_TYPE: Final = 1 << 9
 
 def _is_of_global_generator(value: Any) -> bool:
     """Return True for functions such as ``random.random`` and ``numpy.random.rand``."""
-    owner = getattr(value, "__self__", None)
-    is_method = isinstance(value, types.BuiltinFunctionType | types.MethodType)
+    if not issubclass(type(value), types.BuiltinFunctionType | types.MethodType):
+        return False
     numpys = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
-    return is_method and owner is not None and (owner is vars(random)["_inst"] or owner is numpys)
+    return value.__self__ is not None and (value.__self__ is vars(random)["_inst"] or value.__self__ is numpys)
+
+
+def _own_classes(kind: type) -> list[type]:
+    """Return a class and its bases, without those of ``_MODULES``."""
+    return [base for base in kind.__mro__ if base.__module__ not in _MODULES]
 
 
 class _Reach:
@@ -428,9 +463,10 @@ class _Reach:
     ``_MODULES`` is not looked at.
     """
 
-    def __init__(self, classes: set[type], functions: list[types.FunctionType]) -> None:
+    def __init__(self, classes: set[type], functions: list[types.FunctionType], own: set[str]) -> None:
         self._classes = set[type]()
         self._names = set[str]()
+        self._own = set(own)  # names of attributes of objects in the copy
         self._stored = set[str]()
         self._seen = set[types.CodeType]()
         self._functions = deque(functions)
@@ -448,6 +484,8 @@ class _Reach:
         for name in self._stored:
             if any(name in vars(cls) and not _is_descriptor(vars(cls)[name]) for cls in self._classes):
                 raise CannotForecastError(f"its code sets {name}, which is an attribute of its class")
+            if name not in self._own:
+                raise CannotForecastError(f"its code sets {name}, perhaps of a class or function")
 
     def _add(self, cls: type) -> None:
         if cls in self._classes:
@@ -486,6 +524,8 @@ class _Reach:
         if code in self._seen:
             return
         self._seen.add(code)
+        for name, value in vars(function).items():
+            self._value(name, value)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._value(f"a default of {code.co_name}", value)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -498,9 +538,13 @@ class _Reach:
             for text in inner.co_consts:
                 if isinstance(text, str) and text.isidentifier():  # perhaps for getattr
                     self._name(text, is_text=True)
+            before: Any = None
             for step in dis.get_instructions(inner):
                 self._step(step, code, function.__globals__)
                 uses.add(step.opname if step.opname in _STORES else str(step.argval))
+                if step.opname in _STORES and "self" in (before if isinstance(before, tuple) else (before,))[-1:]:
+                    self._own.add(step.argval)
+                before = step.argval
         if uses & {"type", "__class__"} and uses & _STORES:
             raise CannotForecastError("its code sets attributes, perhaps of its class")
 
@@ -514,10 +558,19 @@ class _Reach:
             if name in _EFFECTS:
                 raise CannotForecastError(f"its code uses {name}")
             self._value(name, namespace.get(name, getattr(builtins, name, None)))
+            if name == "type":
+                self._making()
         elif step.opcode in dis.hasname:
             self._name(name)
+            if name in ("__class__", "replace") and code.co_name not in _COMPARISONS:
+                self._making()
             if kind in _STORES:
                 self._stored.add(name)
+
+    def _making(self) -> None:
+        """Look at constructors as well: a class may be called that is not named."""
+        self._name("__init__")
+        self._name("__new__")
 
     def _value(self, name: str, value: Any) -> None:
         """Look at a value that code refers to by name."""
@@ -531,7 +584,10 @@ class _Reach:
                     self._functions.extend(
                         part for part in (vars(base).get("__init__"), vars(base).get("__new__")) if part
                     )
-        elif not (_is_constant(value) or (module in _MODULES and _is_code(value)) or _is_of_global_generator(value)):
+        elif _is_constant(value):
+            for cls in _own_classes(type(value)):
+                self._add(cls)
+        elif not ((module in _MODULES and _is_code(value)) or _is_of_global_generator(value)):
             raise CannotForecastError(f"its code uses {name}, {_described(value)}")
 
 
@@ -542,7 +598,10 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_code(value: Any) -> bool:
-    return isinstance(value, types.ModuleType) or (callable(value) and not isinstance(value, functools.partial))
+    """Return True for modules, classes, and functions that their module has by their name: what an object does is its own."""
+    if isinstance(value, types.ModuleType | type):
+        return True
+    return getattr(sys.modules.get(value.__module__), getattr(value, "__name__", ""), None) is value
 
 
 def _is_descriptor(value: Any) -> bool:
