@@ -837,6 +837,57 @@ def divides_by_zero() -> Own:
     return Own(Divides(), ALL)
 
 
+class Key:
+    """Counts how often its hash is computed."""
+
+    def __init__(self, hashed: list[int], number: int) -> None:
+        self.hashed, self.number = hashed, number
+
+    def __hash__(self) -> int:
+        self.hashed.append(self.number)
+        return self.number
+
+
+class Keyed(Sampler[int]):
+    def __init__(self) -> None:
+        self.hashed: list[int] = []
+        self.order = {Key(self.hashed, number): number for number in range(NUM_SAMPLES)}
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.order.values()
+
+
+def counts_hashes() -> Own:
+    sampler = Keyed()
+    return Own(sampler, NONE, probe=lambda: len(sampler.hashed))
+
+
+class OwnIterator(Sampler[list[int]]):
+    """Its own iterator, which shuffles anew in each epoch, and starts again after the end."""
+
+    def __init__(self) -> None:
+        self.epoch = self.position = 0
+        self.order: list[int] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.epoch += 1
+        self.order = list(range(NUM_SAMPLES - 40))
+        random.Random(self.epoch).shuffle(self.order)
+        return self
+
+    def __next__(self) -> list[int]:
+        self.position += BATCH_SIZE
+        if self.position > len(self.order):
+            self.position = 0
+            raise StopIteration
+        return self.order[self.position - BATCH_SIZE : self.position]
+
+
+def is_its_own_iterator() -> Own:
+    sampler = OwnIterator()
+    return Own(sampler, ALL, probe=lambda: (sampler.epoch, sampler.position), is_batched=True)
+
+
 KINDS: list[Callable[..., Own]] = [
     order_by_seed, draws_at_once, draws_every_10th, draws_every_80th, draws_first, draws_in_iter, draws_at_the_end,
     seeds_globally, own_generators, generator_of_module, prints, prints_by_attributes, counts_in_class, counts_in_module,
@@ -844,7 +895,7 @@ KINDS: list[Callable[..., Own]] = [
     changes_its_length, raises, has_a_position, driven_by_losses, set_by_the_loop, infinite, infinite_of_a_generator,
     repeats_samples, grouped_by_length, nested, distributed, with_slots, draws_when_it_is_left, with_a_finalizer,
     shuffles_by_a_method, counts_at_a_function, lists_at_a_function, counts_anew_in_class, prints_by_a_value, makes_another,
-    prints_by_vectorize, holds_what_is_lazy, holds_a_proxy, divides_by_zero,
+    prints_by_vectorize, holds_what_is_lazy, holds_a_proxy, divides_by_zero, is_its_own_iterator, counts_hashes,
 ]  # fmt: skip
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import random
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,20 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import prefeed
 from e2e.hashed import Hashed, write_hashed
-from e2e.own_samplers import ALL, BATCH_SIZE, KINDS, NONE, NUM_SAMPLES, SOME, Curriculum, HoldsLazy, Own, OwnOf, Waiting
+from e2e.own_samplers import (
+    ALL,
+    BATCH_SIZE,
+    KINDS,
+    NONE,
+    NUM_SAMPLES,
+    SOME,
+    Curriculum,
+    Data,
+    HoldsLazy,
+    Own,
+    OwnOf,
+    Waiting,
+)
 from e2e.steps import seed_all
 from leaks import wait_until
 from prefeed.torch import forecasts
@@ -57,7 +72,7 @@ def seen_of(own: Own, shown: Any, *, epochs: int = 2) -> list[Any]:
         torch.empty((), dtype=torch.int64).random_()
         number = 0
         try:
-            for batch in batches:
+            for batch in iter(partial(next, batches, None), None):  # as torch: no second ``iter``
                 seen.append((batch, global_states(), own.probe()))
                 random.random(), np.random.rand(), torch.rand(1)
                 own.step(number)
@@ -158,6 +173,18 @@ def test_copies_have_limited_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [np.zeros(1000, dtype=np.uint8) for _ in range(20)]
     copied, _ = forecasts._copy_of(HoldsLazy(arrays))
     assert sum(type(array) is np.ndarray for array in copied.held[0]) == 10
+
+
+def test_what_a_sampler_has_left_is_not_kept_after_the_epoch() -> None:
+    data = Data()
+    sampler = HoldsLazy(data)
+    shown = planned(sampler, Listener(), access_map(NUM_SAMPLES))
+    assert list(shown)
+    is_kept = weakref.ref(data)
+    sampler.held = ()
+    del data
+    gc.collect()
+    assert is_kept() is None
 
 
 def test_names_of_threads_are_as_with_torch() -> None:

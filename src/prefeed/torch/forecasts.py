@@ -36,7 +36,7 @@ import torch
 from prefeed.loaders.kinds import Order
 from prefeed.stage_cache.randomness import left_alone, saved, states
 from prefeed.system.time_limit import run_within
-from prefeed.torch.order import FIRST, as_order, drawn_order, samplers_of, take_into
+from prefeed.torch.order import FIRST, UntilEnd, as_order, drawn_order, samplers_of, take_into
 
 __all__ = ["Forecast", "try_forecast"]
 
@@ -136,12 +136,13 @@ class Forecast:
 
     def __init__(self, sampler: Any) -> None:
         self._sampler, self._generators = _copy_of(sampler)
+        self._name = _name_of(sampler)
         self.has_more = True
         self.is_left = False
         self.is_wrong = False
         self.unforeseen: tuple[Any, ...] = ()
-        self._all: Iterator[Any] = iter(())
-        self._pass = self._all
+        self._all = UntilEnd(iter(()))
+        self._pass: Iterator[Any] = self._all
         self._expected = _NO_SAMPLES  # what torch has not drawn yet of what was read
         self._num_unread = 0  # of those, at the end
 
@@ -150,7 +151,7 @@ class Forecast:
 
         def begin_copy() -> None:
             try:
-                self._all = iter(self._sampler)
+                self._all = UntilEnd(iter(self._sampler))
             except Exception:  # noqa: BLE001 - of the user's code, which did not raise for torch
                 self.leave()
 
@@ -214,13 +215,13 @@ class Forecast:
 
     def give_up(self, reason: str) -> bool:
         """Log why the sampler is not forecast any more; return False."""
-        _log_reason(self._sampler, reason)
+        _log_reason(self._name, reason)
         return False
 
     def leave(self) -> None:
         """Draw no more from the copy; its ``finally`` blocks run here, where they move no generator."""
         self.is_left, self.has_more = True, False
-        drawn, self._all = self._all, iter(())
+        drawn, self._all, self._sampler = self._all.iterator, UntilEnd(iter(())), None
         self._pass = self._all
         close = getattr(drawn, "close", None)
         if close is not None:
@@ -271,14 +272,17 @@ def try_forecast(sampler: Any) -> Forecast | None:
     try:
         return Forecast(sampler)
     except CannotForecastError as err:
-        _log_reason(sampler, str(err))
+        _log_reason(_name_of(sampler), str(err))
     except Exception as err:  # noqa: BLE001 - whatever an object of the user's does when it is looked at
-        _log_reason(sampler, f"looking at it raises {type(err).__name__}")
+        _log_reason(_name_of(sampler), f"looking at it raises {type(err).__name__}")
     return None
 
 
-def _log_reason(sampler: Any, reason: str) -> None:
-    name = type(samplers_of(sampler)[-1]).__name__
+def _name_of(sampler: Any) -> str:
+    return type(samplers_of(sampler)[-1]).__name__
+
+
+def _log_reason(name: str, reason: str) -> None:
     _log.info("prefeed: the order of a %s is read no further ahead than torch reads it: %s", name, reason)
 
 
@@ -387,6 +391,10 @@ class _Copier:
             for kind in kinds:
                 self.classes.update(_own_classes(kind))
             return copy.copy(value)
+        if isinstance(value, dict | set | frozenset) and any(
+            isinstance(getattr(type(key), "__hash__", None), types.FunctionType) for key in value
+        ):
+            raise CannotForecastError("it has keys of a class with a hash of its own, whose code would run")
         if isinstance(value, tuple | frozenset):
             return type(value)(map(self.copy, value))
         made = copy.copy(value)

@@ -62,6 +62,23 @@ PLAIN = (list, tuple, range)
 """What can be a sampler, and draws from nothing."""
 
 
+class UntilEnd:
+    """Iterates as torch does: ``__iter__`` of the iterator, which may be the sampler itself, is not called, nor ``__next__`` after the end."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.iterator)
+        except StopIteration:
+            self.iterator = iter(())
+            raise
+
+
 def is_readable_ahead(index_sampler: Any) -> bool:
     """Return True when the sampler, or batch sampler, can be run in the shadow. Subclasses are others' code: False."""
     innermost = samplers_of(index_sampler)[-1]

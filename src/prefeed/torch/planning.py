@@ -49,6 +49,7 @@ from prefeed.torch.order import (
     ReadAhead,
     ReadOnce,
     Shadow,
+    UntilEnd,
     batch_size_of,
     batches_are_of_integers,
     distributed_sampler,
@@ -283,7 +284,7 @@ class PlannedSampler:
             forecast: What it will probably yield.
         """
         try:
-            yield from self._passes_over(batches, is_whole, forecast)
+            yield from self._passes_over(UntilEnd(batches), is_whole, forecast)
         finally:
             if forecast is not None:
                 forecast.leave()
