@@ -914,6 +914,22 @@ class Waiting(Sampler[int]):
                 yield self.free.pop(0)
 
 
+trace: list[int] | None = None
+
+
+class Traced(Sampler[int]):
+    """Notes what it draws once it is told where."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(self.length):
+            if trace is not None:
+                trace.append(index)
+            yield index
+
+
 class OwnOf(Sampler[int]):
     """Draws from a generator that it was given."""
 

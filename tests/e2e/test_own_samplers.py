@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler
 from torch.utils.data import DataLoader as TorchLoader
 
 import prefeed
+from e2e import own_samplers
 from e2e.hashed import Hashed, write_hashed
 from e2e.own_samplers import (
     ALL,
@@ -34,11 +35,13 @@ from e2e.own_samplers import (
     HoldsLazy,
     Own,
     OwnOf,
+    Traced,
     Waiting,
 )
 from e2e.steps import seed_all
 from leaks import wait_until
 from prefeed.torch import forecasts
+from prefeed.torch.order import FIRST
 from unit.torch.test_planning import Listener, access_map, planned
 
 Wrap = Callable[[Any], Any]
@@ -171,7 +174,7 @@ def test_copies_are_of_limited_size(item: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_copies_have_limited_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecasts, "_MAX_BYTES", 10_000)
     arrays = [np.zeros(1000, dtype=np.uint8) for _ in range(20)]
-    copied, _ = forecasts._copy_of(HoldsLazy(arrays))
+    copied, *_ = forecasts._copy_of(HoldsLazy(arrays))
     assert sum(type(array) is np.ndarray for array in copied.held[0]) == 10
 
 
@@ -185,6 +188,17 @@ def test_what_a_sampler_has_left_is_not_kept_after_the_epoch() -> None:
     del data
     gc.collect()
     assert is_kept() is None
+
+
+def test_a_name_that_gets_a_value_in_mid_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that draws the next window does not use it."""
+    length = 3 * FIRST
+    seen: list[int] = []
+    sampler = Traced(length)
+    for number, _ in enumerate(planned(sampler, Listener(), access_map(length))):
+        if number == 9:
+            monkeypatch.setattr(own_samplers, "trace", seen)
+    assert seen == [*range(10, length)]
 
 
 def test_names_of_threads_are_as_with_torch() -> None:

@@ -26,7 +26,7 @@ import sys
 import time
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -135,7 +135,7 @@ class Forecast:
     window: int = FIRST
 
     def __init__(self, sampler: Any) -> None:
-        self._sampler, self._generators = _copy_of(sampler)
+        self._sampler, self._generators, self._reach = _copy_of(sampler)
         self._name = _name_of(sampler)
         self.has_more = True
         self.is_left = False
@@ -250,7 +250,7 @@ class Forecast:
             with np.errstate(all="ignore"):  # torch's draw gives the warnings
                 draw_copy()
 
-        if self.has_more and not run_within(_MOST_SECONDS, draw_quietly):
+        if self.has_more and not (self._reach.is_unchanged() and run_within(_MOST_SECONDS, draw_quietly)):
             self.leave()
 
     def _next(self, most: int) -> Order:
@@ -286,8 +286,8 @@ def _log_reason(name: str, reason: str) -> None:
     _log.info("prefeed: the order of a %s is read no further ahead than torch reads it: %s", name, reason)
 
 
-def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Generator]]]:
-    """Return a copy of a sampler, and each torch generator in it next to its copy.
+def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Generator]], _Reach]:
+    """Return a copy of a sampler, each torch generator in it next to its copy, and what its code uses.
 
     No code of the program runs.
 
@@ -301,8 +301,9 @@ def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Gener
         raise CannotForecastError("its objects are nested too deeply") from err
     if isinstance(copied, _Missing):
         raise CannotForecastError(f"a {type(sampler).__name__} cannot be copied")
-    _Reach(copier.classes, copier.functions, copier.names).check()
-    return copied, copier.generators
+    reach = _Reach(copier.classes, copier.functions, copier.names)
+    reach.check()
+    return copied, copier.generators, reach
 
 
 class _Missing:
@@ -477,6 +478,7 @@ class _Reach:
         self._own = set(own)  # names of attributes of objects in the copy
         self._stored = set[str]()
         self._seen = set[types.CodeType]()
+        self._found: list[tuple[Mapping[str, Any], str, Any]] = []
         self._functions = deque(functions)
         for cls in classes:
             self._add(cls)
@@ -494,6 +496,10 @@ class _Reach:
                 raise CannotForecastError(f"its code sets {name}, which is an attribute of its class")
             if name not in self._own:
                 raise CannotForecastError(f"its code sets {name}, perhaps of a class or function")
+
+    def is_unchanged(self) -> bool:
+        """Return False if the program has given another value to a name since it was looked at."""
+        return all(namespace.get(name) is value for namespace, name, value in self._found)
 
     def _add(self, cls: type) -> None:
         if cls in self._classes:
@@ -517,6 +523,7 @@ class _Reach:
 
     def _resolve(self, cls: type, name: str) -> None:
         value = vars(cls).get(name)
+        self._found.append((vars(cls), name, value))
         if isinstance(value, types.FunctionType):
             self._functions.append(value)
         elif isinstance(value, staticmethod):
@@ -565,6 +572,7 @@ class _Reach:
         if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             if name in _EFFECTS:
                 raise CannotForecastError(f"its code uses {name}")
+            self._found.append((namespace, name, namespace.get(name)))
             self._value(name, namespace.get(name, getattr(builtins, name, None)))
             if name == "type":
                 self._making()
