@@ -5,7 +5,7 @@ drawing from it must change nothing outside the copy:
 
 * A copy consists of plain values, arrays, generators of random numbers, and objects of Python classes. All else that a sampler refers
   to (its dataset, a logger, a lock, a file) is a ``_Missing`` in the copy, which has at most a length: code that uses it raises.
-* The code of these classes is looked at before it runs (``_Reach``). Code that names ``print``, files, modules that are not known to be
+* The code of these classes is looked at before it runs (``reach``). Code that names ``print``, files, modules that are not known to be
   harmless, or changeable values of its module or class is not run.
 
 ``random``, numpy and torch may be named: the caller compares and restores the states of their global generators.
@@ -13,20 +13,15 @@ drawing from it must change nothing outside the copy:
 
 from __future__ import annotations
 
-import builtins
 import copy
-import dis
-import enum
-import functools
 import inspect
 import itertools
 import logging
 import random
-import sys
 import time
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -37,6 +32,7 @@ from prefeed.loaders.kinds import Order
 from prefeed.stage_cache.randomness import left_alone, saved, states
 from prefeed.system.time_limit import run_within
 from prefeed.torch.order import FIRST, UntilEnd, as_order, drawn_order, samplers_of, take_into
+from prefeed.torch.reach import ATOMS, MODULES, CannotForecastError, Reach, is_of_global_generator, own_classes
 
 __all__ = ["Forecast", "try_forecast"]
 
@@ -59,57 +55,7 @@ _VALUES_PER_OBJECT: Final = 32
 _MAX_BYTES: Final = 1 << 26
 """Maximum size of the arrays and tensors of a copy."""
 
-_ATOMS: Final = (
-    *(types.NoneType, bool, int, float, complex, str, bytes, range, slice, types.EllipsisType, types.NotImplementedType),
-    *(torch.dtype, torch.device, torch.Size, np.dtype, np.generic, enum.Enum),
-)  # fmt: skip
 _CONTAINERS: Final = frozenset({list, set, frozenset, tuple, deque, dict, OrderedDict, defaultdict, Counter})
-
-_MODULES: Final = frozenset(
-    {
-        *(
-            "builtins",
-            "typing",
-            "collections",
-            "collections.abc",
-            "abc",
-            "dataclasses",
-            "enum",
-            "functools",
-            "itertools",
-        ),
-        *("operator", "math", "cmath", "statistics", "bisect", "heapq", "random", "numpy", "numpy.random"),
-        *("torch", "torch.utils", "torch.utils.data", "torch.utils.data.sampler", "torch.utils.data.distributed"),
-    }
-)
-"""Modules whose functions change nothing but their arguments and the global generators, unless ``_EFFECTS`` names them."""
-
-_EFFECTS: Final = frozenset(
-    {
-        *("print", "open", "input", "exec", "eval", "compile", "breakpoint", "__import__", "exit", "quit"),
-        *("globals", "locals", "vars", "setattr", "delattr", "__dict__", "__globals__"),
-        *("distributed", "save", "savez", "load", "loadtxt", "savetxt", "genfromtxt", "fromfile", "tofile", "memmap"),
-        *("dump", "open_memmap", "from_file"),
-    }
-)
-"""Names of functions and attributes that reach outside of a copy."""
-
-_STORES: Final = frozenset({"STORE_ATTR", "DELETE_ATTR"})
-
-_NOT_BY_SYNTAX: Final = frozenset(
-    {
-        *("__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"),
-        *("__copy__", "__deepcopy__", "__init_subclass__", "__class_getitem__", "__getnewargs__"),
-    }
-)
-"""Special methods that no statement calls while a sampler is drawn from."""
-
-_COMPARISONS: Final = frozenset({"__eq__", "__lt__", "__le__", "__gt__", "__ge__"})
-"""Methods that look at classes to compare them, as those of dataclasses do."""
-
-
-class CannotForecastError(Exception):
-    """A sampler cannot be drawn from ahead of torch; the message says why."""
 
 
 class Forecast:
@@ -286,7 +232,7 @@ def _log_reason(name: str, reason: str) -> None:
     _log.info("prefeed: the order of a %s is read no further ahead than torch reads it: %s", name, reason)
 
 
-def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Generator]], _Reach]:
+def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Generator]], Reach]:
     """Return a copy of a sampler, each torch generator in it next to its copy, and what its code uses.
 
     No code of the program runs.
@@ -301,7 +247,7 @@ def _copy_of(sampler: Any) -> tuple[Any, list[tuple[torch.Generator, torch.Gener
         raise CannotForecastError("its objects are nested too deeply") from err
     if isinstance(copied, _Missing):
         raise CannotForecastError(f"a {type(sampler).__name__} cannot be copied")
-    reach = _Reach(copier.classes, copier.functions, copier.names)
+    reach = Reach(copier.classes, copier.functions, copier.names)
     reach.check()
     return copied, copier.generators, reach
 
@@ -341,8 +287,8 @@ class _Copier:
     def copy(self, value: Any) -> Any:
         """Return a copy of a value."""
         kind = type(value)  # ``isinstance`` would run the code of an object that stands for another
-        if issubclass(kind, _ATOMS):
-            self.classes.update(_own_classes(kind))
+        if issubclass(kind, ATOMS):
+            self.classes.update(own_classes(kind))
             return value
         if id(value) not in self._copies:
             self._count(_VALUES_PER_OBJECT)
@@ -370,7 +316,7 @@ class _Copier:
         if kind is types.FunctionType:
             self.functions.append(value)
             return value
-        if (kind is types.ModuleType and value.__name__ in _MODULES) or _is_of_global_generator(value):
+        if (kind is types.ModuleType and value.__name__ in MODULES) or is_of_global_generator(value):
             return value
         return self._instance(value)
 
@@ -388,9 +334,9 @@ class _Copier:
         keyed = isinstance(value, dict)
         parts: Iterable[Any] = [*value, *value.values()] if keyed else value
         kinds = set(map(type, parts))
-        if all(issubclass(kind, _ATOMS) for kind in kinds):
+        if all(issubclass(kind, ATOMS) for kind in kinds):
             for kind in kinds:
-                self.classes.update(_own_classes(kind))
+                self.classes.update(own_classes(kind))
             return copy.copy(value)
         if isinstance(value, dict | set | frozenset) and any(
             isinstance(getattr(type(key), "__hash__", None), types.FunctionType) for key in value
@@ -423,7 +369,7 @@ class _Copier:
         except TypeError:
             return _Missing(value)
         self._copies[id(value)] = (value, made)
-        self.classes.update(_own_classes(kind))
+        self.classes.update(own_classes(kind))
         if kind.__dictoffset__:
             own = object.__getattribute__(made, "__dict__")
             own.update({name: self.copy(part) for name, part in object.__getattribute__(value, "__dict__").items()})
@@ -450,187 +396,3 @@ class _Copier:
 
 _HEAP_TYPE: Final = 1 << 9
 """Flag of the type of classes that Python code defines."""
-
-
-def _is_of_global_generator(value: Any) -> bool:
-    """Return True for functions such as ``random.random`` and ``numpy.random.rand``."""
-    if not issubclass(type(value), types.BuiltinFunctionType | types.MethodType):
-        return False
-    numpys = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
-    return value.__self__ is not None and (value.__self__ is vars(random)["_inst"] or value.__self__ is numpys)
-
-
-def _own_classes(kind: type) -> list[type]:
-    """Return a class and its bases, without those of ``_MODULES``."""
-    return [base for base in kind.__mro__ if base.__module__ not in _MODULES]
-
-
-class _Reach:
-    """Looks at the code that may run while a copy is drawn from, for what it uses outside of the copy.
-
-    A method is looked at if its name occurs in code that was looked at: which object it is called on is not known. Code of
-    ``_MODULES`` is not looked at.
-    """
-
-    def __init__(self, classes: set[type], functions: list[types.FunctionType], own: set[str]) -> None:
-        self._classes = set[type]()
-        self._names = set[str]()
-        self._own = set(own)  # names of attributes of objects in the copy
-        self._stored = set[str]()
-        self._seen = set[types.CodeType]()
-        self._found: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._functions = deque(functions)
-        for cls in classes:
-            self._add(cls)
-
-    def check(self) -> None:
-        """Look at everything.
-
-        Raises:
-            CannotForecastError: Something is used that is not copied.
-        """
-        while self._functions:
-            self._look(self._functions.popleft())
-        for name in self._stored:
-            if any(name in vars(cls) and not _is_descriptor(vars(cls)[name]) for cls in self._classes):
-                raise CannotForecastError(f"its code sets {name}, which is an attribute of its class")
-            if name not in self._own:
-                raise CannotForecastError(f"its code sets {name}, perhaps of a class or function")
-
-    def is_unchanged(self) -> bool:
-        """Return False if the program has given another value to a name since it was looked at."""
-        return all(namespace.get(name) is value for namespace, name, value in self._found)
-
-    def _add(self, cls: type) -> None:
-        if cls in self._classes:
-            return
-        if type(cls).__module__ not in _MODULES:
-            raise CannotForecastError(f"{cls.__name__} has a metaclass, {type(cls).__name__}")
-        self._classes.add(cls)
-        special = {
-            name for name in vars(cls) if name.startswith("__") and isinstance(vars(cls)[name], types.FunctionType)
-        }
-        for name in self._names | (special - _NOT_BY_SYNTAX):
-            self._resolve(cls, name)
-
-    def _name(self, name: str, *, is_text: bool = False) -> None:
-        if name in _EFFECTS and not is_text:
-            raise CannotForecastError(f"its code uses {name}")
-        if name not in self._names:
-            self._names.add(name)
-            for cls in list(self._classes):
-                self._resolve(cls, name)
-
-    def _resolve(self, cls: type, name: str) -> None:
-        value = vars(cls).get(name)
-        self._found.append((vars(cls), name, value))
-        if isinstance(value, types.FunctionType):
-            self._functions.append(value)
-        elif isinstance(value, staticmethod):
-            self._value(name, value.__func__)
-        elif isinstance(value, property | functools.cached_property):
-            functions = (value.func,) if isinstance(value, functools.cached_property) else (value.fget, value.fset)
-            self._functions.extend(part for part in functions if isinstance(part, types.FunctionType))
-        elif not _is_descriptor(value):
-            self._value(name, value)
-
-    def _look(self, function: types.FunctionType) -> None:
-        code = function.__code__
-        if code in self._seen:
-            return
-        self._seen.add(code)
-        for name, value in vars(function).items():
-            self._value(name, value)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._value(f"a default of {code.co_name}", value)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if name != "__class__":
-                self._value(name, _content(cell))
-        uses, waiting = set[str](), [code]
-        while waiting:
-            inner = waiting.pop()
-            waiting.extend(part for part in inner.co_consts if isinstance(part, types.CodeType))
-            for text in inner.co_consts:
-                if isinstance(text, str) and text.isidentifier():  # perhaps for getattr
-                    self._name(text, is_text=True)
-            before: Any = None
-            for step in dis.get_instructions(inner):
-                self._step(step, code, function.__globals__)
-                uses.add(step.opname if step.opname in _STORES else str(step.argval))
-                if step.opname in _STORES and "self" in (before if isinstance(before, tuple) else (before,))[-1:]:
-                    self._own.add(step.argval)
-                before = step.argval
-        if uses & {"type", "__class__"} and uses & _STORES:
-            raise CannotForecastError("its code sets attributes, perhaps of its class")
-
-    def _step(self, step: dis.Instruction, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        kind, name = step.opname, step.argval
-        if kind in ("STORE_GLOBAL", "DELETE_GLOBAL") or (kind == "STORE_DEREF" and name in code.co_freevars):
-            raise CannotForecastError(f"its code sets {name}, which is not its own")
-        if kind.startswith("IMPORT_NAME") and name not in _MODULES:
-            raise CannotForecastError(f"its code imports {name}")
-        if kind in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-            if name in _EFFECTS:
-                raise CannotForecastError(f"its code uses {name}")
-            self._found.append((namespace, name, namespace.get(name)))
-            self._value(name, namespace.get(name, getattr(builtins, name, None)))
-            if name == "type":
-                self._making()
-        elif step.opcode in dis.hasname:
-            self._name(name)
-            if name in ("__class__", "replace") and code.co_name not in _COMPARISONS:
-                self._making()
-            if kind in _STORES:
-                self._stored.add(name)
-
-    def _making(self) -> None:
-        """Look at constructors as well: a class may be called that is not named."""
-        self._name("__init__")
-        self._name("__new__")
-
-    def _value(self, name: str, value: Any) -> None:
-        """Look at a value that code refers to by name."""
-        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if isinstance(value, types.FunctionType) and module not in _MODULES:
-            self._functions.append(value)
-        elif isinstance(value, type) and value.__module__ not in _MODULES:
-            for base in value.__mro__:
-                if base.__module__ not in _MODULES:
-                    self._add(base)
-                    self._functions.extend(
-                        part for part in (vars(base).get("__init__"), vars(base).get("__new__")) if part
-                    )
-        elif _is_constant(value):
-            for cls in _own_classes(type(value)):
-                self._add(cls)
-        elif not ((module in _MODULES and _is_code(value)) or _is_of_global_generator(value)):
-            raise CannotForecastError(f"its code uses {name}, {_described(value)}")
-
-
-def _is_constant(value: Any) -> bool:
-    if isinstance(value, tuple | frozenset):
-        return all(map(_is_constant, value))
-    return isinstance(value, (*_ATOMS, np.ufunc))
-
-
-def _is_code(value: Any) -> bool:
-    """Return True for modules, classes, and functions that their module has by their name: what an object does is its own."""
-    if isinstance(value, types.ModuleType | type):
-        return True
-    return getattr(sys.modules.get(value.__module__), getattr(value, "__name__", ""), None) is value
-
-
-def _is_descriptor(value: Any) -> bool:
-    kinds = (property, types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType)
-    return isinstance(value, kinds)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
-
-
-def _described(value: Any) -> str:
-    return f"the module {value.__name__}" if isinstance(value, types.ModuleType) else f"a {type(value).__name__}"

@@ -392,8 +392,7 @@ class PlannedSampler:
 
     def _whole_groups(self, num_samples: int) -> int:
         """Return about ``num_samples``, in whole groups of batches that workers read side by side."""
-        group = self._group
-        return -(-num_samples // group) * group
+        return -(-num_samples // self._group) * self._group
 
     @property
     def _group(self) -> int:
