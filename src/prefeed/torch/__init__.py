@@ -9,6 +9,7 @@
 ``items``        loaders that make items themselves, such as fastai's
 ``order``        samplers, and their order, read ahead in windows
 ``forecasts``    the order of samplers of a program's own classes, forecast by copies
+``reach``        what the code of such a sampler uses outside of a copy
 ``permutation``  the order of torch's random sampler as an array
 ``planning``     batches on their way to torch, reported to the server
 ``resuming``     resumes a loader in the middle of an epoch, with its generators
