@@ -122,6 +122,7 @@ def test_server_that_answers_not_is_not_waited_for_100_seconds(
     monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
     monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 0.1)
     monkeypatch.setattr("prefeed.torch.planning.is_readable_ahead", lambda sampler: False)  # nothing is fetched ahead
+    monkeypatch.setattr("prefeed.torch.planning.try_forecast", lambda sampler: None)
     loader = loader_of(Files(paths, contents))
     iterator = iter(loader)
     seen = list(next(iterator))

@@ -136,6 +136,7 @@ def test_a_sampler_that_is_not_read_ahead(
         return was_told
 
     monkeypatch.setattr(Consumer, "suppose", supposes)
+    monkeypatch.setattr("prefeed.torch.planning.try_forecast", lambda sampler: None)
     paths = images_of(many.path)[:length]
     drawn: list[list[int]] = []
     batches: list[list[Any]] = []
