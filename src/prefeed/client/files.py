@@ -139,9 +139,12 @@ class SampleFiles:
         try:
             return self._read(sample, path, object_id, reader)
         except PassedThroughError:
-            return self._lend_large(sample, path)
+            lent = self._lend_large(sample, path)
         except SourceError:
-            return None  # opened as it is, it says so in the words that the user knows
+            lent = None  # the sample opens the file itself, and gets the error that its user knows
+        if lent is None:
+            reader.pass_by(None)
+        return lent
 
     def served_key(self, path: str) -> bytes | None:
         """Return the entry key of the bytes that ``read_file`` gave for this sample; None when it is not known."""
