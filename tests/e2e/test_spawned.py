@@ -56,7 +56,7 @@ def modules(text: str) -> set[str]:
 WITH_TORCH = modules("""
     after_import auto config errors frameworks frameworks.hooks
     interception interception.asking interception.events interception.files
-    interception.reading interception.scope interception.writing
+    interception.reading interception.scope interception.threads interception.writing
     loaders loaders.replacing old_names places quantities
     system system.machine system.trust
     tally tally.estimate tally.opens tally.program torch torch.patch
