@@ -341,7 +341,9 @@ def test_no_thread_or_descriptor_stays_after_a_batch(paths: list[str], sandbox: 
     assert len(seen) == 2 * (len(paths) * 5 // 4 - 1)
     # A worker opens and closes what it sends, and what it reads itself, meanwhile.
     threads = [[threads for threads, _ in look] for look in seen]
-    assert threads == [threads[0]] * len(threads)
+    for of_loop, of_server, *of_workers in threads:
+        assert [of_loop, *of_workers] == [threads[0][0], *threads[0][2:]]
+        assert of_server <= threads[0][1] + 4  # it starts threads of its pools when it needs them first
     assert max(descriptors for look in seen[-20:] for _, descriptors in look) <= (
         max(descriptors for look in seen[:20] for _, descriptors in look) + 2
     )

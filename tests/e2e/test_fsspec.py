@@ -374,7 +374,7 @@ def _read_tables(root: Path) -> None:
         assert pl.scan_parquet(file).filter(pl.col("id") < 3).select("text").collect()["text"].to_list() == [
             "row 0", "row 1", "row 2"
         ]  # fmt: skip
-    with pytest.raises((OSError, pl.exceptions.ComputeError), match="prefeed"):
+    with pytest.raises((OSError, pl.exceptions.ComputeError), match=r"eed:///"):  # it shortens long paths
         pl.read_parquet(url)
     changing = root / "changing.parquet"
     pq.write_table(expected, changing, row_group_size=10_000)

@@ -118,6 +118,8 @@ def test_a_set_and_its_jobs_to_the_end(server: Server, tmp_path: Path) -> None:
         )  # before, what goes is seen by no watch
         with server.lock:
             cluster.add(pod())
+        until(server, lambda it: it.of("SampleSet")["imagenet"]["metadata"].get("finalizers"), tmp_path)
+        with server.lock:
             cluster.remove("SampleSet", "imagenet")
         until(server, lambda it: "train-0" in str(status_of(it).get("conditions")), tmp_path)
         with server.lock:
