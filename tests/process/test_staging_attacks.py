@@ -19,7 +19,7 @@ from prefeed.copying import staging
 from prefeed.copying.copies import find_copies, unstage
 from prefeed.copying.room import room_of
 from prefeed.copying.staging import StageRequest, StageResult, stage
-from prefeed.errors import AccessDeniedError, CopyError, SourceError
+from prefeed.errors import CopyError, EmptyListingError, SourceError
 from prefeed.system.machine import mount_number
 from prefeed.transfer.directory import DirectorySink
 from process.children import child_running
@@ -242,7 +242,7 @@ def _unsearchable(sandbox_root: Path, place: Path) -> None:
     obey_modes()
     for mode in (0o400, 0o000):
         (origin / "a").chmod(mode)
-        with pytest.raises(AccessDeniedError, match=f"{origin}/a"):
+        with pytest.raises(EmptyListingError, match="a/"):
             staged(origin, place)
         (origin / "a").chmod(0o700)
         assert tree(data) == FILES
@@ -275,7 +275,7 @@ def test_what_answers_with_an_error_is_not_taken_for_gone(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", fail)
-        with pytest.raises((SourceError, CopyError), match="/a"):
+        with pytest.raises((SourceError, CopyError), match="a/"):
             staged(origin, sandbox.memory_dir)
     assert tree(data) == FILES
     assert staged(origin, sandbox.memory_dir).plan.num_removed == 1

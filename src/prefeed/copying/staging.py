@@ -45,6 +45,7 @@ from prefeed.errors import (
     TargetFullError,
 )
 from prefeed.sources.file_names import FileNames, list_names
+from prefeed.sources.listing import LeftOut
 from prefeed.sources.mounts import is_within
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
@@ -449,7 +450,9 @@ def _list_all(source: Source, progress: ListingProgress) -> list[Entry]:
         listed_bytes += sum(max(0, info.size_bytes) for info in batch)
         progress(len(entries), listed_bytes)
     if not entries:
-        raise EmptyListingError(f"{source.url} has no objects below it; check the path, and that it is mounted")
+        left_out = getattr(source, "left_out", LeftOut()).described()
+        why = f"nothing that can be read: {left_out}" if left_out else "no objects"
+        raise EmptyListingError(f"{source.url} has {why} below it; check the path, and that it is mounted")
     return entries
 
 
