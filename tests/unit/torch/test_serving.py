@@ -53,6 +53,9 @@ class Cache:
         self.waited_seconds = 0.0
         self.dataset: Any = None
 
+    def pass_by(self, object_id: int | None) -> None:
+        """Count nothing."""
+
     def try_read(self, object_id: int) -> bytes | None:
         self.asked.append(object_id)
         if isinstance(self.answer, Exception):
