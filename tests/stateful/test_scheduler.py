@@ -152,6 +152,8 @@ class Scheduling(RuleBasedStateMachine):
         self.ring.demand(dataset, object_id, consumer=consumer, once=once)
         if state in (RESIDENT, TRANSIENT):
             self.ring.scheduler.count_reads(consumer, 1, 0)  # the reader does, when it has the bytes
+        elif state == FREEING:
+            self.ring.scheduler.count_reads(consumer, 0, 1)  # the reader does, which reads the origin itself
 
     def _count(self, consumer: int) -> None:
         if consumer in self.counted:
@@ -204,7 +206,11 @@ class Scheduling(RuleBasedStateMachine):
     @precondition(_is_any_on_its_way)
     @rule(data=st.data(), permanent=st.booleans())
     def fail(self, data: Any, permanent: bool) -> None:
-        self.ring.fail(*self._one_on_its_way(data), permanent=permanent)
+        key = self._one_on_its_way(data)
+        waiters = self.ring.scheduler.holdings._waiters.get(key, ())
+        self.ring.fail(*key, permanent=permanent)
+        for _, consumer, _ in waiters:
+            self.ring.scheduler.count_reads(consumer, 0, 1)  # the reader does, which reads the origin itself
 
     @precondition(lambda self: self.ring.freeing)
     @rule(data=st.data())
