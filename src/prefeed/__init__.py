@@ -1,11 +1,11 @@
-"""prefeed keeps accelerators fed: a read-ahead cache shared by all training processes on a machine.
+"""Read-ahead cache for training data, shared by all training processes of a machine.
 
-It asks your sampler which files come next and loads them before the workers need them.
+prefeed reads the order of your sampler and fetches files before the workers need them.
 
     import prefeed
     loader = prefeed.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=8)
 
-Everything is imported at first use, so that ``import prefeed`` is quick and does not pull torch in.
+Everything is imported at first use, so that ``import prefeed`` is fast and does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Something to be done once a module has been imported, without importing it. Costs next to nothing until then."""
+"""Callbacks that run after another module has been imported, without importing that module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Act = Callable[[], None]
 
 
 class _Finder:
-    """First of ``sys.meta_path`` while anything is waited for; finds what the others find, and listens."""
+    """Import finder that delegates to the other finders and runs callbacks after the import.
+
+    It is the first entry of ``sys.meta_path`` while callbacks are pending, and absent otherwise.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Act]] = {}
@@ -28,10 +31,10 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the others' spec of a module that is waited for, its loader listened to; None for all others."""
+        """Return the other finders' spec of a module with callbacks, with its loader wrapped; None for all other modules."""
         if name not in self.waiting or getattr(self._here, "is_searching", False):
             return None
-        self._here.is_searching = True  # others may ask all finders as well, us included
+        self._here.is_searching = True  # another finder may call all finders, including this one
         try:
             spec = _found_by_others(self, name, path, target)
         finally:
@@ -41,11 +44,11 @@ class _Finder:
         return spec
 
     def _listen(self, name: str, loader: Any) -> None:
-        """Let this loader, which loads one module once, tell when it has."""
+        """Wrap a loader, which loads one module once, so that the callbacks run after the module is loaded."""
         load = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            loader.__dict__.pop("exec_module", None)  # the module's loader is as it was
+            loader.__dict__.pop("exec_module", None)  # restore the loader of the module
             self._under_way[name] += 1  # OpenCV's imports another module of its own name
             try:
                 load(module)
@@ -57,14 +60,14 @@ class _Finder:
         loader.exec_module = exec_module
 
     def imported(self, name: str) -> None:
-        """Do what was waiting for the module."""
+        """Run the callbacks of a module."""
         acts = self.waiting.pop(name, [])
         self.settle()
         for act in acts:
             act()
 
     def settle(self) -> None:
-        """Be among the finders if and only if something is waited for."""
+        """Add this finder to ``sys.meta_path`` if callbacks are pending; remove it otherwise."""
         if self.waiting and self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         if not self.waiting and self in sys.meta_path:
@@ -87,7 +90,7 @@ _finder = _Finder()
 
 
 def after_import(name: str, act: Act) -> None:
-    """``act`` is called once the module is there, at once if it is; it must not raise."""
+    """Call ``act`` after the module is imported, or now if it already is. ``act`` must not raise."""
     if name in sys.modules:
         act()
         return
@@ -98,7 +101,7 @@ def after_import(name: str, act: Act) -> None:
 
 
 def forget(name: str, act: Act) -> None:
-    """``act`` is no longer waiting; nothing if it was not."""
+    """Remove a pending callback, if it exists."""
     acts = _finder.waiting.get(name, [])
     if act in acts:
         acts.remove(act)

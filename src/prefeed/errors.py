@@ -1,7 +1,7 @@
-"""Every error that prefeed raises: one tree, picklable, each with a stable code.
+"""Errors: one tree of picklable exceptions, each with a stable code.
 
-A message says what happened, how much, and what to change. Errors that stand for one of Python's own are
-also that built-in, so that ``except FileNotFoundError`` in a training script still works.
+A message states the failure, the values, and a remedy. An error that corresponds to one of Python's own also derives from that
+built-in, so that ``except FileNotFoundError`` in a training script still works.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 
 class PrefeedError(Exception):
-    """Root of the tree.
+    """Base class of all errors of prefeed.
 
     Attributes:
         code: Stable identifier for programs, kebab-case.
-        retryable: True when the same call may succeed later without a change.
-        details: What a program may want to know: paths, sizes, limits.
+        retryable: True if the same call may succeed later without a change.
+        details: Values for programs: paths, sizes, limits.
     """
 
     code = "prefeed-error"
@@ -42,7 +42,10 @@ Error = TypeVar("Error", bound=PrefeedError)
 
 
 def error_of(code: str, text: str, root: type[Error]) -> Error:
-    """Return the error at or below ``root`` that has this code, as another process sent it; ``root`` where none has it."""
+    """Create the error that another process sent, of ``root`` or the subclass of it with this code.
+
+    An unknown code gives a ``root``.
+    """
     waiting = [root]
     for cls in waiting:
         if cls.code == code:
@@ -61,7 +64,7 @@ class ConfigError(PrefeedError, ValueError):
 
 
 class SourceError(PrefeedError):
-    """The origin said no, or nothing."""
+    """The origin refused a request or did not respond."""
 
     code = "source-error"
 
@@ -85,31 +88,31 @@ class AccessDeniedError(SourceError, PermissionError):
 
 
 class EmptyListingError(SourceError, FileNotFoundError):
-    """The origin lists, and there is nothing in it that matches."""
+    """The origin was listed and has no matching object."""
 
     code = "empty-listing"
 
 
 class CredentialsError(AccessDeniedError):
-    """Credentials cannot be used: others may read their file, it is damaged, or a variable that it names is not set."""
+    """The credentials file is readable by other users, is damaged, or names a variable that is not set."""
 
     code = "bad-credentials"
 
 
 class PassedThroughError(SourceError):
-    """The file is not for the cache: too large, or no regular file; who wants it opens it."""
+    """The file is not cached because it is too large or not a regular file. The reader opens the file itself."""
 
     code = "passed-through"
 
 
 class CannotListError(SourceError):
-    """The origin has no listing: an index file is needed."""
+    """The origin cannot be listed and has no index file."""
 
     code = "cannot-list"
 
 
 class ObjectChangedError(SourceError, OSError):
-    """An object that is read in parts is of another version than when it was opened; its ``errno`` is ``ESTALE``."""
+    """An object changed while it was read in parts. ``errno`` is ``ESTALE``."""
 
     code = "object-changed"
 
@@ -119,44 +122,44 @@ class ObjectChangedError(SourceError, OSError):
 
 
 class TransientSourceError(SourceError, OSError):
-    """A connection failed, timed out or broke off; the next try may succeed."""
+    """A connection failed, timed out or was interrupted. A retry may succeed."""
 
     code = "source-transient"
     retryable = True
 
 
 class ThrottledError(TransientSourceError):
-    """The origin asked for fewer requests (429, 503 SlowDown)."""
+    """The origin limits the rate of requests (429, 503 SlowDown)."""
 
     code = "source-throttled"
 
 
 class TruncatedBodyError(TransientSourceError):
-    """The origin sent another number of bytes than it announced."""
+    """The origin sent a body whose length differs from the announced one."""
 
     code = "truncated-body"
 
 
 class WrongAnswerError(TruncatedBodyError):
-    """The origin sent another number of bytes than it lists, and does not say that the object changed: a login page, say."""
+    """The origin sent a body whose length differs from the listing, although the version is the same: for example a login page."""
 
     code = "wrong-answer"
 
 
 class DeclarationError(PrefeedError, ValueError):
-    """What a dataset says of its files, by ``train_data_list`` or ``prefeed_paths``, is not understood."""
+    """``train_data_list`` or ``prefeed_paths`` of a dataset returned a value of the wrong form."""
 
     code = "declaration"
 
 
 class BadListError(PrefeedError, ValueError):
-    """A list of samples has a line that is no path and label; nothing was read."""
+    """A list of samples has a line without a path and a label. Nothing was read."""
 
     code = "bad-list"
 
 
 class FilesUnknownError(PrefeedError):
-    """Nothing is known about the files that a dataset's samples open, and nothing can be learned."""
+    """The files that a dataset's samples open are unknown and cannot be learned."""
 
     code = "files-unknown"
 
@@ -165,31 +168,31 @@ class FilesUnknownError(PrefeedError):
 
 
 class PackError(PrefeedError):
-    """Files could not be packed; the origin is untouched, and what is packed already stays."""
+    """Packing failed. The origin is unchanged, and finished shards are kept."""
 
     code = "pack-error"
 
 
 class CannotPackError(PackError, ValueError):
-    """What was asked for cannot be packed: names that a format does not take, options that do not fit."""
+    """The format does not support the names of the files, or the options contradict each other."""
 
     code = "cannot-pack"
 
 
 class PackOccupiedError(PackError, FileExistsError):
-    """The directory of the pack holds something else, or another process packs into it."""
+    """The directory of the pack contains other files, or another process is packing there."""
 
     code = "pack-occupied"
 
 
 class PackFullError(PackError, OSError):
-    """The file system of the pack has no room."""
+    """The file system of the pack is full."""
 
     code = "pack-full"
 
 
 class PackSourceChangedError(PackError):
-    """A file changed after it was listed; the same command lists again and resumes."""
+    """A file changed after the listing. The same command lists again and resumes."""
 
     code = "pack-source-changed"
     retryable = True
@@ -199,37 +202,37 @@ class PackSourceChangedError(PackError):
 
 
 class StoreError(PrefeedError):
-    """A tier could not do what was asked; the data at the origin is untouched."""
+    """An operation on a tier failed. The data at the origin is unchanged."""
 
     code = "store-error"
 
 
 class TierFullError(StoreError):
-    """The tier's file system or budget has no room; what was stored stays."""
+    """The tier's budget is exhausted or its file system is full. Stored entries are kept."""
 
     code = "tier-full"
 
 
 class StoreDamagedError(StoreError):
-    """What a tier holds is not what was written to it: nothing of it can be used."""
+    """The contents of a tier differ from the data that was written. Nothing in the tier is used."""
 
     code = "store-damaged"
 
 
 class StoreFormatError(StoreError):
-    """The directory holds a store of another layout version, or none."""
+    """The directory contains no store, or one of another format version."""
 
     code = "store-format"
 
 
 class ManifestDamagedError(StoreFormatError):
-    """What a manifest holds is not what was written."""
+    """The contents of a manifest do not match their checksums."""
 
     code = "manifest-damaged"
 
 
 class EntryFormatError(StoreError):
-    """The bytes are no entry of a stage cache, are damaged, or hold what may not be decoded."""
+    """The bytes are not an entry of a stage cache, are damaged, or contain types that are not allowed."""
 
     code = "entry-format"
 
@@ -238,19 +241,19 @@ class EntryFormatError(StoreError):
 
 
 class CannotEncodeError(PrefeedError, TypeError):
-    """A sample holds something that an entry cannot hold without pickle."""
+    """A sample contains a value that cannot be stored without pickle."""
 
     code = "cannot-encode"
 
 
 class CannotFingerprintError(PrefeedError, TypeError):
-    """A stage holds something that may not be the same as last time."""
+    """A stage contains a value without a stable identity, so that a change would not be noticed."""
 
     code = "cannot-fingerprint"
 
 
 class RandomStageError(PrefeedError, ValueError):
-    """A stage that draws random numbers was to be cached: every epoch would see the same ones."""
+    """A stage that draws random numbers cannot be cached, because every epoch would see the same ones."""
 
     code = "random-stage"
 
@@ -262,7 +265,7 @@ class CacheInUseError(PrefeedError, RuntimeError):
 
 
 class CacheNotInUseError(PrefeedError, RuntimeError):
-    """A ``DatasetCache`` was asked what it holds before a pipeline used it."""
+    """The contents of a ``DatasetCache`` were requested before a pipeline used it."""
 
     code = "cache-not-in-use"
 
@@ -277,7 +280,7 @@ class ResumeError(PrefeedError, ValueError):
 
 
 class ForkedError(PrefeedError, RuntimeError):
-    """What a thread makes was asked for in a process forked meanwhile, which has no such thread."""
+    """An iterator with a background thread was used in a forked process, which does not have that thread."""
 
     code = "forked"
 
@@ -286,20 +289,20 @@ class ForkedError(PrefeedError, RuntimeError):
 
 
 class ServerError(PrefeedError):
-    """The node server could not be started, reached or understood."""
+    """The node server could not be started or reached, or sent an unexpected reply."""
 
     code = "server-error"
 
 
 class ServerUnavailableError(ServerError, ConnectionError):
-    """No server answers; readers go to the origin."""
+    """No node server responds. Readers use the origin."""
 
     code = "server-unavailable"
     retryable = True
 
 
 class ServerBusyError(ServerUnavailableError):
-    """The server runs, and has not answered in time: it is busy, or suspended."""
+    """The node server exists but did not respond in time, because it is busy or suspended."""
 
     code = "server-busy"
 
@@ -311,7 +314,7 @@ class ServerAlreadyRunningError(ServerError):
 
 
 class VersionMismatchError(ServerError):
-    """Client and server speak different wire versions."""
+    """Client and server use different versions of the protocol."""
 
     code = "version-mismatch"
 
@@ -323,13 +326,13 @@ class UnsafeDirectoryError(ServerError, PermissionError):
 
 
 class SessionNotFoundError(ServerError):
-    """The server has no session, or no cache, of this number."""
+    """The server has no session or cache with this number."""
 
     code = "session-not-found"
 
 
 class SpillingDisabledError(ServerError):
-    """A cache was to spill to disk on a node without a disk tier."""
+    """A cache with spilling was requested on a node without a disk tier."""
 
     code = "spilling-disabled"
 
@@ -338,37 +341,37 @@ class SpillingDisabledError(ServerError):
 
 
 class CopyError(PrefeedError):
-    """A local copy of a data set cannot be made or removed; what is there stays."""
+    """A local copy of a data set cannot be created or removed. Existing files are kept."""
 
     code = "copy-error"
 
 
 class TargetFullError(CopyError):
-    """The place of a copy has no room for more."""
+    """The file system of a copy is full."""
 
     code = "target-full"
 
 
 class BadTargetNameError(CopyError):
-    """An object has a name that no file of the copy can have."""
+    """The name of an object is not a valid file name."""
 
     code = "bad-target-name"
 
 
 class DoesNotFitError(CopyError):
-    """A data set is larger than the room for its copy, and there can be no copy of a part of it."""
+    """A data set is larger than the space for its copy, and a partial copy is not possible."""
 
     code = "does-not-fit"
 
 
 class NotACopyError(CopyError, ValueError):
-    """A path was to be removed that no copy made by prefeed is at."""
+    """The path to remove is not a copy that prefeed created."""
 
     code = "not-a-copy"
 
 
 class CopyInUseError(CopyError):
-    """Another process works at this copy."""
+    """Another process is using this copy."""
 
     code = "copy-in-use"
     retryable = True
@@ -378,31 +381,31 @@ class CopyInUseError(CopyError):
 
 
 class SampleSetError(PrefeedError):
-    """A sample set cannot be applied, found, used or deleted; its origin is untouched."""
+    """A sample set cannot be applied, found, used or deleted. Its origin is unchanged."""
 
     code = "sample-set-error"
 
 
 class SpecError(SampleSetError, ValueError):
-    """A document of kind SampleSet, SampleJob or Secret is not understood, or asks for what there is not."""
+    """A document of kind SampleSet, SampleJob or Secret is invalid or refers to something that does not exist."""
 
     code = "bad-spec"
 
 
 class SampleSetNotFoundError(SampleSetError):
-    """No sample set of this name was applied."""
+    """No sample set with this name exists."""
 
     code = "sample-set-not-found"
 
 
 class CannotChangeError(SampleSetError):
-    """A document applied again differs in what a sample set keeps for its life."""
+    """A document changes a field that is immutable for an existing sample set."""
 
     code = "cannot-change"
 
 
 class SampleSetInUseError(SampleSetError):
-    """Jobs of the sample set run."""
+    """Jobs of the sample set are running."""
 
     code = "sample-set-in-use"
     retryable = True
@@ -412,25 +415,25 @@ class SampleSetInUseError(SampleSetError):
 
 
 class JobError(PrefeedError):
-    """A job on a data set could not be done; the message says what is as it was."""
+    """A job on a data set failed. The message lists everything that was left unchanged."""
 
     code = "job-error"
 
 
 class JobSpecError(JobError, ValueError):
-    """A job was not understood, or asks for what a job may not do; nothing was done."""
+    """A job is invalid or not permitted. Nothing was done."""
 
     code = "job-spec"
 
 
 class JobNotFoundError(JobError):
-    """There is no job of this name."""
+    """No job with this name exists."""
 
     code = "job-not-found"
 
 
 class JobConflictError(JobError):
-    """Another job, or another state of this one, stands in the way."""
+    """The job conflicts with another job or with its own current state."""
 
     code = "job-conflict"
 
@@ -439,7 +442,7 @@ class JobConflictError(JobError):
 
 
 class MountError(PrefeedError):
-    """Nothing could be mounted or unmounted; the message says what stands in the way."""
+    """A mount or unmount failed. The message states the cause."""
 
     code = "mount"
 
@@ -448,14 +451,14 @@ class MountError(PrefeedError):
 
 
 class ClusterError(PrefeedError):
-    """The API server of a cluster refused a request, or does not answer; ``details`` has ``status``, of HTTP, or 0."""
+    """The API server of a cluster refused a request or did not respond. ``details["status"]`` is the HTTP status, or 0."""
 
     code = "cluster"
     retryable = True
 
 
 class ImageDecodeError(PrefeedError, OSError):
-    """Bytes that are no picture, or a truncated or damaged one."""
+    """The bytes are not an image, or the image is truncated or damaged."""
 
     code = "image-decode"
 
@@ -464,6 +467,6 @@ class ImageDecodeError(PrefeedError, OSError):
 
 
 class CannotExamineError(PrefeedError):
-    """A training loop could not be examined; nothing of it was changed."""
+    """A training loop could not be examined. It was not changed."""
 
     code = "cannot-examine"

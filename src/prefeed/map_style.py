@@ -1,7 +1,7 @@
-"""Datasets that are asked for samples by index, and are ``torch.utils.data.Dataset`` where torch is imported.
+"""Base class of map-style datasets, which derives from ``torch.utils.data.Dataset`` once torch is imported.
 
-So ``+``, ``random_split`` and ``isinstance`` work, and prefeed does not import torch for it: once a program has, torch's class becomes a base of
-``MapStyle``. Type checkers see it as one from the beginning.
+Therefore ``+``, ``random_split`` and ``isinstance`` work, although prefeed does not import torch. When the program imports torch, torch's class
+becomes a base of ``MapStyle``. Type checkers see that base from the beginning.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     class MapStyle(Dataset[T_co]):
-        """A dataset whose samples are asked for by index."""
+        """A dataset with samples that are read by index."""
 
 else:
 
     class _Generic(Generic[T_co]):
-        """Has the layout of torch's class, so that the bases of a class below can be changed."""
+        """Gives subclasses the memory layout of torch's class, so that their bases can be replaced."""
 
     class MapStyle(_Generic[T_co]):
-        """A dataset whose samples are asked for by index."""
+        """A dataset with samples that are read by index."""
 
     def _become_torchs() -> None:
         torchs = getattr(sys.modules[TORCHS], "Dataset", None)

@@ -1,4 +1,4 @@
-"""Sizes and numbers as people write them."""
+"""Parsers of sizes and numbers in settings and options."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _UNITS: Final = {
 
 
 EVERYTHING: Final = 1 << 62
-"""``auto`` where a size is a limit: all that there is, but for what must stay free."""
+"""``auto`` for a limit: the whole file system, except for the share that must stay free."""
 
 
 def parse_bytes(value: str | int) -> int:
-    """Return a size in bytes: ``8GiB``, ``500MB``, ``4096``; ``k``, ``m``, ``g``, ``t`` alone are binary.
+    """Parse a size in bytes: ``8GiB``, ``500MB``, ``4096``. ``k``, ``m``, ``g`` and ``t`` alone are binary units.
 
     Raises:
-        ConfigError: Not a size.
+        ConfigError: The value is not a size.
     """
     number, unit = number_of(value), ""
     if number is None:
@@ -51,10 +51,10 @@ def parse_bytes(value: str | int) -> int:
 
 
 def number_of(value: object) -> float | int | None:
-    """Return a number that is given as one, numpy's too; None for text and for what is no number.
+    """Convert a Python or numpy number; return None for text and other types.
 
     Raises:
-        ConfigError: It is True or False, not a number, or infinite.
+        ConfigError: The value is a boolean, NaN or infinite.
     """
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         raise ConfigError(f"{value!r} is not a number; write one")
@@ -69,10 +69,10 @@ def number_of(value: object) -> float | int | None:
 
 
 def whole(value: str | int) -> int:
-    """Return a whole number.
+    """Parse a whole number.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not a whole number.
     """
     number = number_of(value)
     if number is None and isinstance(value, str):

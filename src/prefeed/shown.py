@@ -1,4 +1,4 @@
-"""Values as parts of a ``repr``, and errors as parts of a message."""
+"""Short texts of values for a ``repr``, and of errors for a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ def described(err: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value in a few words: one of prefeed as its ``repr``; others by the name of their class or function, and how many they hold."""
+    """Return a short text of a value.
+
+    That is the ``repr`` of an object of prefeed, the name of a function or class, or the name of the value's class and its length.
+    """
     if isinstance(value, functools.partial):
         return f"partial of {shown(value.func)}"
     if isinstance(name := getattr(value, "__qualname__", None), str):

@@ -1,4 +1,4 @@
-"""Values that every layer shares. No behaviour, no I/O."""
+"""Value types that all layers share. They have no behaviour and do no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EntryKey = NewType("EntryKey", bytes)
 ENTRY_KEY_BYTES = 16
 
 EPOCHS_KEPT = 256
-"""Reports of loaders' epochs that statistics show; the oldest go."""
+"""Maximum number of epochs in the statistics. The oldest are dropped first."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -25,14 +25,14 @@ ListingProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One line of a listing.
+    """An object of a listing.
 
     Attributes:
         path: Relative to the source's root, ``/`` between parts, no leading ``/``.
-        size_bytes: Size in bytes; -1 when the listing does not say.
-        version: Changes whenever the bytes do: an etag, or ``mtime_ns-size``; ``""`` if unknown.
-        modified_seconds: When a store says that it was last changed, in seconds since 1970; 0 when nothing says so.
-        sends_parts: False if its web server sends the object only as a whole.
+        size_bytes: Size in bytes; -1 if the listing does not include it.
+        version: Changes with the bytes: an ETag, or ``mtime_ns-size``; ``""`` if unknown.
+        modified_seconds: Time of the last change according to the store, in seconds since 1970; 0 if unknown.
+        sends_parts: False if the web server does not support range requests for the object.
     """
 
     path: str
@@ -44,16 +44,18 @@ class ObjectInfo:
 
 @dataclass(slots=True, kw_only=True)
 class FetchedObject:
-    """One whole object as the origin gave it; not frozen, which would take three times as long to make for each object.
+    """An object, or a part of one, as the origin sent it.
+
+    Not frozen, because creating a frozen instance takes three times as long, and one is created per object.
 
     Attributes:
         data: The bytes; anything with the buffer protocol.
         version: Version observed with these bytes, comparable to ``ObjectInfo.version``; ``""`` if unknown.
-        inode: Which file they were read from, as ``posix.identity_of`` says; 0 where that means nothing.
-        modified_seconds: When the object was last changed, as a store or web server says, since 1970; 0 when it does not.
-        encoding: What a web server says that it did to the bytes, such as ``gzip``; ``""`` for nothing.
-        is_end_known: False when the connection's end was all that told where the object ends: it may have broken off.
-        object_bytes: Of a part of an object: size of the whole object, as the answer states it; -1 if it does not.
+        inode: Identity of the file, as returned by ``posix.identity_of``; 0 if the origin has none.
+        modified_seconds: Time of the last change according to the origin, in seconds since 1970; 0 if unknown.
+        encoding: ``Content-Encoding`` of the response, such as ``gzip``; ``""`` for none.
+        is_end_known: False if only the end of the connection marked the end of the object, which may therefore be truncated.
+        object_bytes: For a part of an object, the size of the whole object according to the response; -1 if unknown.
     """
 
     data: Buffer
@@ -67,14 +69,14 @@ class FetchedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCounts:
-    """The disk tier of objects.
+    """Counts of the disk tier.
 
     Attributes:
         objects: Objects held.
         bytes: Their size in bytes.
-        budget_bytes: Most bytes that its files may take; 0 when there is no disk tier.
-        reads: Fetches that it served instead of the origin, since the server started.
-        corrupt: Objects that were found damaged, and fetched again.
+        budget_bytes: Maximum size of the tier's files, in bytes; 0 without a disk tier.
+        reads: Fetches that the tier served instead of the origin, since the server started.
+        corrupt: Objects that failed their checksum and were fetched again.
         dropped: Objects that were not stored because the disk was too slow, since the server started.
     """
 
@@ -88,22 +90,22 @@ class DiskCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCounts:
-    """The pool tier, as this node's server uses it; since it started.
+    """Counts of the pool since this node's server started.
 
     Attributes:
-        servers: Servers that the node is to use; 0 when there is no pool.
-        left_out: How many of them do not answer now.
+        servers: Configured memcached servers; 0 without a pool.
+        left_out: Servers that currently do not respond.
         hits: Fetches that the pool served instead of the origin.
-        misses: Fetches that it did not serve.
-        read_bytes: Size in bytes of what it served.
-        stored: Objects that this node put into it.
+        misses: Fetches that the pool did not serve.
+        read_bytes: Bytes that the pool served.
+        stored: Objects that this node stored in the pool.
         written_bytes: Their size in bytes.
-        corrupt: Values that were there and wrong, and were fetched elsewhere.
+        corrupt: Values that failed their checksum and were fetched from the origin.
         dropped: Objects that were not stored because the pool was slower than the origin.
-        refused: Objects that were not stored because a server had no room.
-        failures: How often a server was left out: it did not answer in time, or answered something else.
-        waits: Fetches that waited because another node had said that it makes them.
-        waits_in_vain: Those of them that the origin had to serve in the end.
+        refused: Objects that were not stored because a server was full.
+        failures: Number of times that a server was excluded because of a timeout or an invalid reply.
+        waits: Fetches that waited for another node that had announced the same fetch.
+        waits_in_vain: Waits that ended with a read from the origin.
     """
 
     servers: int = 0
@@ -122,24 +124,24 @@ class PoolCounts:
 
     @property
     def answering(self) -> int:
-        """How many of the servers answer now."""
+        """Number of servers that currently respond."""
         return self.servers - self.left_out
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of the fetches that asked the pool which it served; None before the first."""
+        """Share of the requests to the pool that were hits; None before the first."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCounts:
-    """Sessions of the node, their caches, and what these take in memory and on disk, in bytes.
+    """Counts of the node's sessions and stage caches.
 
     Attributes:
-        audits: Samples that were found, recomputed and compared, since the server started.
-        audits_failed: Those that were not as they had been kept.
-        not_kept: Samples that were made and not kept because another process, which may be suspended, kept the turn to write.
+        audits: Cached samples that were recomputed and compared since the server started.
+        audits_failed: Audits that found a difference.
+        not_kept: Samples that were computed and not stored because another process held the write lock.
     """
 
     sessions: int = 0
@@ -153,19 +155,18 @@ class SessionCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginReads:
-    """How samples over one origin are read, and what that is decided by; of one epoch, or of all that ended.
+    """How the samples of one origin are read, and the measurements behind that decision, for one epoch or for all that ended.
 
     Attributes:
-        origin: A canonical URL without credentials, or the directory above its files.
-        in_place: True when an epoch that ended was read in place, past the cache.
-        why: In a few words; empty where nothing was to be decided.
-        open_seconds: How long storage let a read wait, the mean of those that were measured in the last epoch that measured some; None
-            before that.
-        question_seconds: How long the server let a question wait that asks for no object, the shortest that was measured by who
-            reported last; None before that.
-        samples: Made in place.
-        files: About how many files these opened, as measured samples did.
-        bytes: About their size.
+        origin: Canonical URL without credentials, or the common directory of the files.
+        in_place: True if an epoch used direct reads, without the cache.
+        why: Reason in a few words; empty if no decision was needed.
+        open_seconds: Mean time that a measured read waited for storage, in the last epoch with measurements; None before that.
+        question_seconds: Shortest round trip of a request to the server without an object, measured by the process that reported last;
+            None before that.
+        samples: Samples that used direct reads.
+        files: Estimated number of files that these samples opened.
+        bytes: Estimated size of these files.
     """
 
     origin: str
@@ -180,16 +181,16 @@ class OriginReads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochWait:
-    """How long a training loop waited for one loader in one epoch.
+    """Time that a training loop waited for one loader in one epoch.
 
     Attributes:
-        loader: What the log calls it: its name in the program, and the class of its dataset.
-        rank: Of the process among those that train together; None when it trains alone.
-        epoch: Number of the loader's whole pass, from 1.
-        batches: Batches that the loop got.
+        loader: Name of the loader in the log.
+        rank: Rank of the process in distributed training; None without it.
+        epoch: Number of the loader's complete pass, starting at 1.
+        batches: Batches that the loop received.
         seconds: From ``iter(loader)`` to the last batch.
-        waited_seconds: Part of it in which the loop waited for an iterator or a batch.
-        reads: How its samples were read; None where that is not known.
+        waited_seconds: Part of ``seconds`` in which the loop waited for an iterator or a batch.
+        reads: How the samples were read; None if unknown.
     """
 
     loader: str
@@ -208,15 +209,15 @@ class EpochWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCounts:
-    """How reads went: those of one loader since it was attached to the node, or of all since the server started.
+    """Counts of reads, of one loader since it connected or of all since the server started.
 
     Attributes:
         hits: Reads that found their object in a tier.
-        late: Reads that came while the object was being fetched ahead.
-        misses: Reads of an object that was not requested ahead of time.
-        direct_reads: Reads that bypassed the server: no server, no room, or in place (of these, about so many).
-        best_hit_ratio: The most that any policy could reach with this budget, for what is read now or was last; 1.0 when all
-            fits; None before the first plan.
+        late: Reads of an object whose prefetch was in progress.
+        misses: Reads of an object that was not prefetched.
+        direct_reads: Reads that bypassed the server: no server, no space, or an epoch with direct reads (estimated).
+        best_hit_ratio: Upper bound of the hit ratio for any policy with this budget; 1.0 if all objects fit; None before the
+            first plan.
     """
 
     hits: int = 0
@@ -227,37 +228,37 @@ class ReadCounts:
 
     @property
     def reads(self) -> int:
-        """All reads, however served."""
+        """All reads."""
         return self.hits + self.late + self.misses + self.direct_reads
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of reads that needed no origin request of this epoch's own; None before the first read."""
+        """Share of the reads that were hits; None before the first read."""
         return self.hits / self.reads if self.reads else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics(ReadCounts):
-    """Counts since the server started; a snapshot.
+    """Snapshot of the counts since the server started.
 
     Attributes:
-        hits, late, misses, direct_reads, best_hit_ratio: As in ``ReadCounts``, of all loaders. Reads in place are counted when their
-            epoch has ended.
-        hit_bytes: Bytes of the hits: of whole objects, and of the parts that were read of large ones.
-        origin_requests: Requests that the server made to origins, retries included.
-        origin_bytes: Bytes that came back.
-        origin_seconds: How long the requests took, added up.
+        hits, late, misses, direct_reads, best_hit_ratio: As in ``ReadCounts``, summed over all loaders. Direct reads are counted at the
+            end of their epoch.
+        hit_bytes: Bytes of the hits: whole objects, or the parts of large objects that were read.
+        origin_requests: Requests of the server to origins, including retries.
+        origin_bytes: Bytes received from origins.
+        origin_seconds: Sum of the durations of these requests.
         resident_objects: Objects kept for the next epoch.
         resident_bytes: Their size as stored, in bytes.
         transient_objects: Objects that are freed once consumed.
         transient_bytes: Their size as stored, in bytes.
-        budget_bytes: Most bytes the memory tier may hold.
+        budget_bytes: Maximum size of the memory tier, in bytes.
         errors: Failed fetches by error code.
-        sessions: Stage caches beside the objects.
-        disk: Objects on disk, behind those in memory.
-        pool: Objects in the pool that nodes share, behind those on disk.
-        epochs: The last epochs of the loaders that the server knows, in the order in which they ended.
-        origins: How samples are read, by origin, summed over the epochs that loaders reported.
+        sessions: Stage caches.
+        disk: Disk tier.
+        pool: Pool that nodes share.
+        epochs: The last epochs that loaders reported, in the order in which they ended.
+        origins: How samples are read, per origin, summed over the reported epochs.
     """
 
     hit_bytes: int = 0
@@ -279,23 +280,23 @@ class Statistics(ReadCounts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """What ``prefeed server status`` shows.
+    """Status of the node server, as shown by ``prefeed server status``.
 
     Attributes:
         pid: Process id of the server.
-        version: Version of the prefeed package it runs.
-        home: Directory whose cache it serves.
+        version: Version of the prefeed package that the server runs.
+        home: Home directory of the server.
         store: Directory of the memory tier.
-        on_tmpfs: False when the memory tier fell back to a directory on disk.
-        uptime_seconds: Since start.
+        on_tmpfs: False if the memory tier is a directory on disk because memory was not available.
+        uptime_seconds: Time since the start, in seconds.
         clients: Open connections.
         plans: Registered plans.
-        in_flight: Requests under way to origins.
-        max_in_flight: Limit in force, as tuned from what was observed.
-        notices: What differs from what was asked for: a smaller memory tier, or one on disk.
-        sessions: Stage caches beside the objects.
-        metrics: URL of the metrics; empty when none are served.
-        fetch_processes: Process ids of those that fetch for it now.
+        in_flight: Requests to origins that are in progress.
+        max_in_flight: Current limit of such requests, tuned from observed rates.
+        notices: Deviations from the settings: a smaller memory tier, or one on disk.
+        sessions: Stage caches.
+        metrics: URL of the metrics; empty without an endpoint.
+        fetch_processes: Process ids of the current fetch processes.
     """
 
     pid: int
@@ -316,11 +317,11 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEnd:
-    """How a node server ended.
+    """Outcome of stopping a node server.
 
     Attributes:
-        pid: Its process.
-        killed: True when it neither answered nor ended by itself: what it had in memory stays for the next one.
+        pid: Process id.
+        killed: True if the server did not end by itself and was killed. Its memory tier stays for the next server.
     """
 
     pid: int
@@ -329,11 +330,11 @@ class ServerEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentServer:
-    """A node server that owns its home and does not answer.
+    """A node server that owns its home and does not respond.
 
     Attributes:
-        pid: Its process.
-        suspended: True when a signal has stopped it; else it is busy, or its control group is frozen.
+        pid: Process id.
+        suspended: True if a signal stopped the process; otherwise the server is busy or its control group is frozen.
     """
 
     pid: int
@@ -342,20 +343,20 @@ class SilentServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInfo:
-    """How far one consumer has come.
+    """Progress of one plan.
 
     Attributes:
-        consumer: Its number; negative for a warm-up.
-        dataset: Root of what it reads: a canonical URL, without credentials.
-        position: Objects of its plan that its loop has.
-        length: Objects of its plan, as far as it is known.
-        ahead_objects: Objects that are being fetched, or wait, for it alone.
+        consumer: Number of the consumer; negative for a warm-up.
+        dataset: Root of the dataset: a canonical URL without credentials.
+        position: Objects of the plan that the loop has received.
+        length: Known length of the plan, in objects.
+        ahead_objects: Objects that are fetched or stored for this plan alone.
         ahead_bytes: Their size as stored, in bytes.
-        reads: How its reads went, since it was attached to the node.
-        warm: True when it fills the cache, and no reader reads along.
-        has_next: True when the order after this plan is known too.
-        memory_bytes: About what the server keeps for the plan: ids, and who expects what.
-        last_epoch: The last epoch that its loader reported; None before the first has ended.
+        reads: Counts of the consumer's reads since it connected.
+        warm: True for a warm-up, which has no reader.
+        has_next: True if the order after this plan is known.
+        memory_bytes: Estimated memory of the plan in the server, in bytes.
+        last_epoch: The last epoch that the loader reported; None before the first has ended.
     """
 
     consumer: int
@@ -376,13 +377,13 @@ class WarmResult:
     """Outcome of filling the cache from a URL.
 
     Attributes:
-        objects: Objects below the URL, or of the order that was given.
+        objects: Objects below the URL, or in the given order.
         bytes: Their size in bytes.
-        resident: How many of them are in the cache now, in memory.
-        fetched: How many of these were fetched just now.
-        failed: How many could not be fetched.
-        seconds: How long it took.
-        on_disk: How many of those that are not in memory are on disk.
+        resident: Objects that are now in the memory tier.
+        fetched: Resident objects that this warm-up fetched.
+        failed: Objects that could not be fetched.
+        seconds: Duration.
+        on_disk: Objects that are on disk and not in memory.
     """
 
     objects: int
@@ -396,7 +397,7 @@ class WarmResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearResult:
-    """Outcome of emptying the cache: entries freed, and their size as stored in bytes."""
+    """Outcome of clearing the cache: freed entries and their stored size in bytes."""
 
     entries: int
     bytes: int
@@ -404,21 +405,20 @@ class ClearResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheInfo:
-    """One stage cache: what ``dataset[i]`` returned, at one stage of one pipeline.
+    """A stage cache: the samples of one stage of one pipeline.
 
     Attributes:
-        cache: 32-bit id, made from the fingerprint of everything below the cache.
-        description: The stage, for people.
+        cache: 32-bit id, derived from the fingerprint of all steps below the cache.
+        description: Readable description of the stage.
         memory_entries: Samples in memory.
         memory_bytes: Their size in bytes, as encoded.
         disk_entries: Samples on disk.
         disk_bytes: Their size in bytes, as encoded.
-        hits: Reads that found their sample, in all processes, since the cache was made in memory; also those that waited
-            until another process had made it.
-        misses: Samples that were made.
-        size_bytes: Most bytes of memory that it was asked to take; 0 = what the server can give.
-        spilling: True when what does not fit into memory goes to disk.
-        clients: Connections that use it now.
+        hits: Reads that found their sample, in all processes, including those that waited for another process to compute it.
+        misses: Samples that were computed.
+        size_bytes: Requested maximum size in memory, in bytes; 0 for no request.
+        spilling: True if samples that do not fit into memory are written to disk.
+        clients: Connections that currently use the cache.
     """
 
     cache: int
@@ -435,25 +435,25 @@ class CacheInfo:
 
     @property
     def average_bytes(self) -> float:
-        """Mean size of a sample as encoded, in bytes; 0 when there is none."""
+        """Mean size of an encoded sample, in bytes; 0 without samples."""
         entries = self.memory_entries + self.disk_entries
         return (self.memory_bytes + self.disk_bytes) / entries if entries else 0.0
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of reads that found their sample; None before the first read."""
+        """Share of the reads that were hits; None before the first read."""
         reads = self.hits + self.misses
         return self.hits / reads if reads else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """One session.
+    """A session.
 
     Attributes:
         session: 32-bit id; 0 is the default session.
-        caches: Its caches, by id.
-        numa_node: NUMA node that their memory lies on; None when it may be several.
+        caches: Caches of the session, ordered by id.
+        numa_node: NUMA node of the caches' memory; None if it is not bound to one.
     """
 
     session: int
