@@ -1,13 +1,13 @@
-"""Items of any iterable, made by a thread before they are asked for.
+"""Background threads that compute the items of an iterable before the loop requests them.
 
     for batch in prefeed.BackgroundGenerator(loader): ...
 
-The two sides share two queues and nothing else::
+The loop (consumer) and the thread share two queues and nothing else::
 
      consumer ←── ready: items, then one end ──── thread ──next()─→ iterator
               ──── taken: sizes of items ───────→        ──close()→
 
-The thread knows nothing of the consumer, which may go at any time; when it does, the thread is told to stop.
+The thread has no reference to the consumer, which may be deleted at any time. Its finalizer then stops the thread.
 """
 
 from __future__ import annotations
@@ -36,41 +36,40 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _WAIT_SECONDS: Final = 5.0
-"""How long a generator that is dropped, or the end of the program, waits for the item that is being made."""
+"""Maximum wait of a finalizer, and of interpreter exit, for the item that is being computed."""
 
 _CONTAINERS: Final = (Mapping, list, tuple, set, frozenset, deque)
 
 _NOT_FORWARDED: Final = frozenset({"send", "throw", "state_dict", "load_state_dict"})
-"""A generator would be run in the wrong thread, and a loader's state counts items that were not delivered yet."""
+"""Not forwarded, because a generator would run in the wrong thread, and a loader's state includes items that were not delivered yet."""
 
 
 class BackgroundGenerator(Iterator[T], Generic[T]):
-    """An iterator over the items of an iterable, made by a thread before they are asked for.
+    """Iterator whose items are computed ahead by a thread.
 
-    A drop-in for the class of this name in the package prefetch_generator. The thread starts at once. Attributes that it
-    does not have itself are those of the iterable (``.dataset``, ``.sampler``); what is set is set here alone.
+    A drop-in replacement for the class of this name in the package prefetch_generator. The thread starts immediately. Attributes that
+    this class does not define are read from the iterable (``.dataset``, ``.sampler``). Assignments do not change the iterable.
 
     Args:
-        generator: Any iterable. ``iter()`` of it is called here, everything else of it in the thread. If the loop is
-            left before the end, the iterator's ``close()`` is called, if it has one, in the thread.
-        max_prefetch: Items that are ready or being made, beyond those that were handed over; 0 or less: no limit.
-        preprocess_func: Called in the thread with each item; what it returns is handed over in its place. None: nothing is called.
-        max_bytes: Most bytes that these items take together, as a number or as text, ``"1GiB"``; None: no limit. The next one is expected to be as large as
-            the largest so far; one is made in any case. See ``num_bytes_of``.
+        generator: Any iterable. ``iter()`` is called here, all other methods in the thread. If the loop ends early, the thread calls the
+            iterator's ``close()``, if it has one.
+        max_prefetch: Maximum number of items that are ready or being computed; 0 or less for no limit.
+        preprocess_func: Function that the thread applies to each item, or None.
+        max_bytes: Maximum size of these items, as a number of bytes or a text such as ``"1GiB"``; None for no limit. The next item is
+            assumed to be as large as the largest so far. One item is always allowed. Sizes are those of ``num_bytes_of``.
 
     Raises:
         TypeError: The object cannot be iterated over, or ``preprocess_func`` cannot be called.
-        ValueError: ``max_bytes`` is not positive, or one of the two is no whole number.
+        ValueError: ``max_bytes`` is not positive, or one of the limits is not a whole number.
 
-    **Errors**: whatever the iterator or ``preprocess_func`` raises, ``KeyboardInterrupt`` and ``SystemExit`` included, is raised
-    in its place in the order, with its traceback; after that there are no more items.
+    **Errors**: an exception of the iterator or of ``preprocess_func``, including ``KeyboardInterrupt`` and ``SystemExit``, is raised at
+    its position in the order, with its traceback. The iteration then ends.
 
     **Ownership**: ``close()``, leaving a ``with`` block, or dropping the last reference ends the thread. ``close()`` waits
-    for the item that is being made; the others for 5 s at most, after which the thread ends by itself when it has it. So
-    does the end of the program.
+    for the item that is being computed. The other two, and the end of the program, wait at most 5 s; the thread then ends after that item.
 
-    **Threads and processes**: any thread may ask for items; each is handed over once. In a forked child there is no
-    thread: ``next()`` raises ``ForkedError``.
+    **Threads and processes**: any thread may call ``next()``; each item is returned once. A forked child has no such thread, so that
+    ``next()`` raises ``ForkedError`` there.
 
     **Blocking**: ``next()`` blocks until an item is ready, ``close()`` was called, or Ctrl-C was pressed.
     """
@@ -100,7 +99,7 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
         )
         self._get_ready, self._put_taken = self._maker.ready.get, self._maker.taken.put
         self._thread = threading.Thread(target=self._maker.run, name="prefeed-background", daemon=True)
-        # In this order: Ctrl-C may interrupt the start, and then the thread runs.
+        # Create the finalizer first, because Ctrl-C may interrupt the start, and then the thread runs.
         self._finalizer = weakref.finalize(self, _stop, self._maker, self._thread)
         self._thread.start()
 
@@ -125,7 +124,7 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
             self._put_taken(num_bytes)
             return item
         self._is_over = True
-        self._maker.ready.put((None, 0, StopIteration()))  # another thread may wait, too
+        self._maker.ready.put((None, 0, StopIteration()))  # wake other threads that wait
         self._thread.join()
         try:
             raise end
@@ -133,14 +132,14 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
             del end  # with its traceback it refers to this frame
 
     next = __next__
-    """As in prefetch_generator."""
+    """Alias, as in prefetch_generator."""
 
     def __len__(self) -> int:
         """Return the number of items of the whole iterable, if it has one."""
         return len(self._wrapped)
 
     def __bool__(self) -> bool:
-        return True  # iterators are; without this it would have to have a length
+        return True  # without this method, bool() would call __len__
 
     def __getattr__(self, name: str) -> Any:
         wrapped = self.__dict__.get("_wrapped")
@@ -157,12 +156,12 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """End the thread and close the iterator; there are no more items. Waits for the item that is being made.
+        """Stop the thread and close the iterator. Wait for the item that is being computed.
 
         A second call does nothing.
 
         Raises:
-            BaseException: What the iterator's own ``close()`` raised.
+            BaseException: The exception of the iterator's own ``close()``.
         """
         self._is_over = True
         if self._finalizer.alive:
@@ -173,16 +172,16 @@ class BackgroundGenerator(Iterator[T], Generic[T]):
 
 
 class _Maker(Generic[T]):
-    """What the thread does, and all that it refers to.
+    """Work and state of the thread.
 
     Attributes:
-        ready: Item, its size in bytes, None; in the end nothing, 0, and why there are no more.
-        taken: Sizes of the items that were handed over.
+        ready: Queue of (item, size in bytes, None). The last entry is (None, 0, exception that ended the iteration).
+        taken: Queue of the sizes of consumed items.
 
-    **Threads and processes**: ``run`` is the thread; all else may be called anywhere, also by the garbage collector in the
-    midst of anything: no lock is taken.
+    **Threads and processes**: ``run`` is the thread. The other methods may be called anywhere, also by the garbage collector during any
+    other call, because they take no lock.
 
-    **Invariants**: no item is referred to while the thread waits.
+    **Invariants**: the thread holds no reference to an item while it waits.
     """
 
     def __init__(
@@ -206,28 +205,28 @@ class _Maker(Generic[T]):
         self._largest_bytes = 0
 
     def run(self) -> None:
-        """Make items until there are no more, or none are wanted."""
+        """Compute items until the iterator ends or ``stop`` is called."""
         end: BaseException = StopIteration()
         try:
             self._make_items()
         except BaseException as err:  # noqa: BLE001 - KeyboardInterrupt, too, is for the caller of next()
             end = err
-        self._iterator = iter(())  # before the end is known: a reader that sees the end finds nothing of it left
+        self._iterator = iter(())  # before the end is published, so that a reader that sees the end holds no iterator
         self.ready.put((None, 0, end))
-        del end  # frames that its traceback has refer to their callers: to this one
+        del end  # its traceback refers to this frame
 
     def stop(self) -> None:
-        """Make no more items. Does not wait."""
+        """Stop after the current item. Does not wait."""
         self._is_stopped = True
         self.taken.put(0)
 
     def is_waiting(self) -> bool:
-        """Return True when the thread has made all that it may, for tests."""
+        """Return whether the thread has reached its limits. Used by tests."""
         is_done = self._num_ahead >= self._max_items or self._is_full()
         return is_done and self.taken.empty() and self.ready.qsize() == self._num_ahead
 
     def forget_items(self) -> None:
-        """Drop what is ready: it will not be asked for; a waiting reader is told that there is no more."""
+        """Drop the items that are ready, and end the iteration for readers that wait."""
         try:
             while True:
                 self.ready.get_nowait()
@@ -245,15 +244,15 @@ class _Maker(Generic[T]):
             del item
         try:
             close_iterator(self._iterator)
-        except BaseException as err:  # noqa: BLE001 - for the caller of close()
+        except BaseException as err:  # noqa: BLE001 - raised by close()
             self.failure = err
 
     def _preprocessed(self, preprocess: Callable[[T], Any], item: T) -> Any:
-        """Return what the function makes of an item; when it fails, the iterator is closed: it has not come to its end."""
+        """Apply the function to an item. If it fails, close the iterator, which has not reached its end."""
         try:
             return preprocess(item)
         except BaseException:
-            with suppress(BaseException):  # the function's error is the one that is told
+            with suppress(BaseException):  # the function's own error is raised
                 close_iterator(self._iterator)
             raise
 
@@ -264,7 +263,7 @@ class _Maker(Generic[T]):
         return num_bytes
 
     def _wait_for_room(self) -> bool:
-        """Return True when there is room for one more item; False when none is wanted."""
+        """Wait until the limits allow another item. Return False after ``stop``."""
         taken = self.taken
         while self._num_ahead >= self._max_items or not taken.empty() or self._is_full():
             self._bytes_ahead -= taken.get()
@@ -274,20 +273,20 @@ class _Maker(Generic[T]):
         return not self._is_stopped
 
     def _is_full(self) -> bool:
-        """Return True when another item is expected to be too much, and there is one."""
+        """Return whether another item would probably exceed ``max_bytes``. False without items."""
         if self._max_bytes is None or self._num_ahead == 0:
             return False
         return self._bytes_ahead + self._largest_bytes > self._max_bytes
 
 
 def _stop(maker: _Maker[Any], thread: threading.Thread, *, timeout_seconds: float | None = _WAIT_SECONDS) -> None:
-    """End the thread, and wait for it unless it is this one. What the iterator's ``close()`` raised is raised.
+    """Stop the thread and wait for it, unless it is the current one. Raise the exception of the iterator's ``close()``.
 
-    In a forked child the thread has ended with the fork.
+    A forked child has no such thread.
     """
     maker.stop()
     if thread.is_alive() and thread is not threading.current_thread():
-        # Without waiting, a loader whose workers stay would be begun again while the thread is still inside of it.
+        # Without this wait, a loader with persistent workers would start again while the thread still uses it.
         thread.join(timeout_seconds)
     maker.forget_items()
     failure, maker.failure = maker.failure, None
@@ -319,9 +318,9 @@ def background(
 
 
 def background(max_prefetch: Any = 1, max_bytes: int | str | None = None) -> Any:
-    """Make a function that returns a generator return a ``BackgroundGenerator`` over it.
+    """Decorate a generator function so that it returns a ``BackgroundGenerator``.
 
-    May stand bare, ``@background``, or with arguments, ``@background(max_prefetch=3)``.
+    Use ``@background`` or, with arguments, ``@background(max_prefetch=3)``.
 
     Args:
         max_prefetch: As of ``BackgroundGenerator``.
@@ -341,7 +340,7 @@ def background(max_prefetch: Any = 1, max_bytes: int | str | None = None) -> Any
 
 
 prefetch = background
-"""The same; prefetch_generator has both names."""
+"""Alias of ``background``, as in prefetch_generator."""
 
 
 # ---------------------------------------------------------------- sizes
@@ -355,10 +354,10 @@ def _whole_number(name: str, value: Any) -> int:
 
 
 def num_bytes_of(item: object) -> int:
-    """Return about how many bytes an item takes: those of its tensors, arrays and strings, at any depth.
+    """Estimate the size of an item in bytes: its tensors, arrays and strings, at any depth.
 
-    An object with ``nbytes`` takes that many; mappings, lists, tuples, sets, dataclasses and what has ``__dict__`` the sum of
-    what they hold, each object once; anything else what Python says of it.
+    The size of an object with ``nbytes`` is that number. The size of a mapping, list, tuple, set, dataclass or object with ``__dict__`` is
+    the sum of its parts, each counted once. Other sizes are those of ``sys.getsizeof``.
     """
     num_bytes = 0
     seen: set[int] = set()
@@ -377,10 +376,10 @@ def num_bytes_of(item: object) -> int:
 
 
 def _own_bytes(value: object) -> int | None:
-    """Return the size of what has no parts; None when the parts have to be asked."""
+    """Return the size of a value without parts; None for a container."""
     try:
         size = getattr(value, "nbytes", None)
-    except RuntimeError:  # a sparse tensor: torch says to add those of its parts, which are a guess away
+    except RuntimeError:  # a sparse tensor, whose parts torch does not expose here
         return sys.getsizeof(value)
     if isinstance(size, int) and not isinstance(value, type):
         return size
