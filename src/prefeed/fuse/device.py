@@ -1,4 +1,4 @@
-"""Mounts by FUSE, and the device between the kernel and who answers for one. As root by ``mount(2)``, else by ``fusermount3``."""
+"""FUSE mounts and their devices. Root mounts by ``mount(2)``, other users by ``fusermount3``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Mounted(NamedTuple):
-    """One mount: where it is, its type, what it says that it shows, and its device, which no other mount has meanwhile."""
+    """A mount: mount point, file system type, source, and device number, which is unique while the mount exists."""
 
     point: str
     kind: str
@@ -46,7 +46,7 @@ class Mounted(NamedTuple):
 
 
 def missing() -> str | None:
-    """Return what FUSE lacks here for this user, as a sentence that says what to do; None when nothing is known to be missing."""
+    """Return the first missing requirement of FUSE with its remedy; None if all known requirements are met."""
     if not os.path.exists(DEVICE):
         return f"there is no {DEVICE}: load the kernel's fuse module, or give the container --device {DEVICE}"
     if not os.access(DEVICE, os.R_OK | os.W_OK):
@@ -57,7 +57,10 @@ def missing() -> str | None:
 
 
 def mounted_at(point: str | os.PathLike[str]) -> Mounted | None:
-    """Return the topmost mount at exactly this absolute path; the kernel is asked, and not a server that may be gone."""
+    """Return the topmost mount at exactly this absolute path, or None.
+
+    Reads ``mountinfo``, because a ``stat`` would wait for a FUSE server that may be dead.
+    """
     wanted = os.fspath(point)
     found = None
     for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
@@ -69,17 +72,17 @@ def mounted_at(point: str | os.PathLike[str]) -> Mounted | None:
 
 
 def mount_directly(point: str, *, subtype: str, shown: str, others: bool, read_bytes: int = READ_BYTES) -> int:
-    """Mount read-only as root, and return the device, by which the kernel asks.
+    """Mount read-only as root, and return the device on which the kernel sends its requests.
 
     Args:
         point: An existing directory.
-        subtype: The type is ``fuse.<subtype>``.
-        shown: What is mounted, for people.
-        others: Other users may read it as well, as its modes allow.
-        read_bytes: Most bytes that the kernel asks for at once.
+        subtype: The file system type is ``fuse.<subtype>``.
+        shown: Source of the mount, as shown by ``mount``.
+        others: Whether other users may read the mount, as far as its modes allow.
+        read_bytes: Maximum size of a read request, in bytes.
 
     Raises:
-        OSError: The kernel refused.
+        OSError: The kernel refused the mount.
     """
     device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},max_read={read_bytes}"
@@ -96,23 +99,23 @@ def mount_directly(point: str, *, subtype: str, shown: str, others: bool, read_b
 
 
 class ProgramMount:
-    """A mount made and removed by the set-uid program ``fusermount3``, so that no special rights are needed.
+    """A mount by the set-uid program ``fusermount3``, which needs no privilege.
 
-    **Ownership.** Its maker closes it. ``fusermount3`` stays until then and unmounts, lazily, also when this
-    process was killed, as soon as no process has the link any more.
+    **Ownership.** The caller closes the mount. ``fusermount3`` runs until then. It unmounts lazily once no process has ``link`` open, also
+    after this process was killed.
 
     Attributes:
-        device: By which the kernel asks.
-        link: Descriptor that keeps the mount; a forked child closes its own.
+        device: Device on which the kernel sends its requests.
+        link: Descriptor that keeps the mount. A forked child closes its copy.
     """
 
     def __init__(
         self, point: str, *, subtype: str, shown: str, others: bool = False, read_bytes: int = READ_BYTES
     ) -> None:
-        """Mount read-only at an existing directory; arguments as for ``mount_directly``.
+        """Mount read-only at an existing directory. The arguments are those of ``mount_directly``.
 
         Raises:
-            OSError: The kernel or ``fusermount3`` refused; it has said why on standard error.
+            OSError: The mount was refused. ``fusermount3`` has printed the reason.
         """
         self._socket, theirs = socket.socketpair()
         self.link: int = self._socket.fileno()
@@ -136,25 +139,25 @@ class ProgramMount:
         self.device: int = descriptors[1]
 
     def close(self) -> None:
-        """Unmount; requests under way fail with ``ENOTCONN``."""
+        """Unmount. Requests in progress fail with ``ENOTCONN``."""
         os.close(self.device)
         self.release()
 
     def release(self) -> None:
-        """Unmount, and leave the device open: files that are open are still answered for."""
+        """Unmount and keep the device open, so that open files can still be read."""
         self._socket.close()
         self._program.wait()
 
 
 def unmount(point: str, *, lazily: bool = False) -> None:
-    """Take a mount away.
+    """Unmount a file system.
 
     Args:
-        point: Where it is.
-        lazily: Also while it is in use: open files stay open, and no path leads there any more.
+        point: Mount point.
+        lazily: Unmount also while files are open. They stay open, and paths no longer resolve.
 
     Raises:
-        OSError: ``EBUSY``: it is in use; else what the kernel or ``fusermount3`` says.
+        OSError: ``EBUSY`` if the mount is in use; otherwise the error of the kernel or of ``fusermount3``.
     """
     if os.geteuid() == 0:
         if _libc.umount2(os.fsencode(point), _NO_FOLLOW | (_DETACH if lazily else 0)):
@@ -168,17 +171,17 @@ def unmount(point: str, *, lazily: bool = False) -> None:
 
 
 def detach(mounted: Mounted) -> None:
-    """Take this mount away lazily, if it is still there and not another one; nothing is raised."""
+    """Unmount lazily, if this mount still exists at its mount point. Raises nothing."""
     if mounted_at(mounted.point) == mounted:
         with contextlib.suppress(OSError):
             unmount(mounted.point, lazily=True)
 
 
-def cloned(device: int) -> int:
-    """Return a second device of the same mount, whose unanswered requests fail when it is closed.
+def clone_device(device: int) -> int:
+    """Open a second device of the same mount. Its pending requests fail when it is closed.
 
     Raises:
-        OSError: The kernel has none (before 4.2).
+        OSError: The kernel does not support this (before 4.2).
     """
     clone = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -189,18 +192,18 @@ def cloned(device: int) -> int:
     return clone
 
 
-def backing_opened(device: int, file: int) -> int:
-    """Let the kernel read an open file by itself; return the number to give to those who open it.
+def register_backing(device: int, file: int) -> int:
+    """Register an open file for passthrough, so that the kernel reads it. Return the number for the reply to ``OPEN``.
 
     Raises:
-        OSError: ``EPERM``: not without CAP_SYS_ADMIN; ``EOPNOTSUPP``, ``EINVAL``: not in this kernel, or not of this file.
+        OSError: ``EPERM`` without CAP_SYS_ADMIN; ``EOPNOTSUPP`` or ``EINVAL`` if the kernel or the file does not support it.
     """
     number: int = fcntl.ioctl(device, _BACKING_OPEN, bytearray(_BACKING.pack(file, 0, 0)))
     return number
 
 
-def backing_closed(device: int, number: int) -> None:
-    """Have the number mean nothing any more; who has the file open keeps it."""
+def unregister_backing(device: int, number: int) -> None:
+    """Unregister a passthrough file. Files that are open stay open."""
     fcntl.ioctl(device, _BACKING_CLOSE, struct.pack("=I", number))
 
 
@@ -213,7 +216,7 @@ _ESCAPES: Final[Mapping[str, str]] = {"\\040": " ", "\\011": "\t", "\\012": "\n"
 
 
 def _plain(word: str) -> str:
-    """Return a word of ``mountinfo`` as it was before it was escaped."""
+    """Unescape a word of ``mountinfo``."""
     for escape, character in _ESCAPES.items():
         word = word.replace(escape, character)
     return word

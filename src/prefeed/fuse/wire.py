@@ -1,4 +1,4 @@
-"""The part of the kernel's FUSE protocol that a read-only directory needs: numbers, requests, answers.
+"""The FUSE protocol of a read-only file system: numbers, requests, replies.
 
 Layouts and numbers are those of ``include/uapi/linux/fuse.h``, protocol 7.31 (Linux 5.4) and later.
 """
@@ -14,29 +14,29 @@ from typing import Final, NamedTuple
 
 MAJOR: Final = 7
 MINOR: Final = 31
-"""Protocol of a server that wants none of the ``Feature`` flags beyond 32 bits."""
+"""Protocol version of a server that uses no ``Feature`` flag above 32 bits."""
 
 MINOR_OF_LONG_FLAGS: Final = 45
 ROOT_NODE: Final = 1
 REQUEST_BYTES: Final = 128 * 1024
-"""Room for one request; the kernel refuses less than 8192."""
+"""Size of the buffer for a request. The kernel refuses less than 8192."""
 
 READ_BYTES: Final = 1024 * 1024
-"""Most bytes that the kernel asks for at once: 256 pages, its own limit."""
+"""Maximum size of a read request: 256 pages, the limit of the kernel."""
 
 HEADER_BYTES: Final = 40
 ANSWER_HEADER: Final = struct.Struct("<IiQ")
 """Length, negative errno, unique."""
 
 REQUEST_HEADER: Final = struct.Struct("<4xIQQ8xI")
-"""Operation, unique, node and task, as ``Request`` has them."""
+"""Operation, unique, node and task of a ``Request``."""
 
 _ATTRIBUTES: Final = struct.Struct("<6Q10I")
 _ENTRY: Final = struct.Struct("<4Q2I")
 _ATTRIBUTES_VALID: Final = struct.Struct("<QII")
 _OPENED: Final = struct.Struct("<QIi")
 READ_BODY: Final = struct.Struct("<QQI")
-"""Handle, offset and number of bytes, as ``Place`` has them."""
+"""Handle, offset and number of bytes of a ``ReadRange``."""
 
 _HANDLE: Final = struct.Struct("<Q")
 _FLAGS: Final = struct.Struct("<I")
@@ -57,7 +57,7 @@ _RESEND_CODE: Final = 7
 
 
 class Feature(enum.IntFlag):
-    """What kernel and server agree on when they greet."""
+    """Features that kernel and server negotiate during ``INIT``."""
 
     ASYNC_READ = 1 << 0
     AUTO_INVALIDATE_DATA = 1 << 12
@@ -89,7 +89,7 @@ class OpenFlag(enum.IntFlag):
 
 
 class Operation(enum.IntEnum):
-    """What the kernel asks for; whatever is not here is answered with ``ENOSYS``."""
+    """Operations of the kernel's requests. Any other operation is answered with ``ENOSYS``."""
 
     LOOKUP = 1
     FORGET = 2
@@ -113,14 +113,14 @@ UNANSWERED: Final = frozenset({Operation.FORGET, Operation.BATCH_FORGET, Operati
 
 
 class Request(NamedTuple):
-    """One request.
+    """A request of the kernel.
 
     Attributes:
-        operation: Number of the operation, known or not.
-        unique: Names the request in its answer.
-        node: What it is about.
-        task: Thread that asks, by its number in the namespace of the mount; 0: of none there.
-        body: The rest; valid until the next request is read.
+        operation: Number of the operation, which may be unknown.
+        unique: Identifies the request in its reply.
+        node: Node of the request.
+        task: Thread id of the caller in the PID namespace of the mount; 0 if the caller is outside it.
+        body: Remaining bytes, valid until the next request is read.
     """
 
     operation: int
@@ -131,14 +131,14 @@ class Request(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """What the kernel offers."""
+    """``INIT`` request: the features that the kernel offers."""
 
     max_readahead: int
     features: Feature
 
 
 class Attributes(NamedTuple):
-    """What ``stat`` shows; times in nanoseconds since 1970, ``num_blocks`` of 512 bytes."""
+    """Attributes of a node, as in ``stat``. Times are in nanoseconds since 1970, ``num_blocks`` counts 512 bytes."""
 
     inode: int
     size_bytes: int
@@ -154,7 +154,7 @@ class Attributes(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> Attributes:
-        """Return those of a file."""
+        """Convert the result of ``os.stat``."""
         return cls(
             found.st_ino, found.st_size, found.st_blocks, found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns,
             found.st_mode, found.st_nlink, found.st_uid, found.st_gid, found.st_blksize,
@@ -162,7 +162,7 @@ class Attributes(NamedTuple):
 
 
 class FileSystem(NamedTuple):
-    """What ``statfs`` shows."""
+    """Sizes of a file system, as in ``statfs``."""
 
     num_blocks: int
     free_blocks: int
@@ -175,15 +175,15 @@ class FileSystem(NamedTuple):
 
     @classmethod
     def of(cls, found: os.statvfs_result) -> FileSystem:
-        """Return that of a directory."""
+        """Convert the result of ``os.statvfs``."""
         return cls(
             found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree,
             found.f_bsize, found.f_namemax, found.f_frsize,
         )  # fmt: skip
 
 
-class Place(NamedTuple):
-    """A piece of an open file or listing: its handle, where it begins, how much is wanted."""
+class ReadRange(NamedTuple):
+    """Range of an open file or listing: handle, offset and size."""
 
     handle: int
     offset: int
@@ -191,35 +191,35 @@ class Place(NamedTuple):
 
 
 def parse_request(data: memoryview) -> Request:
-    """Return the request that the kernel wrote."""
+    """Parse a request of the kernel."""
     operation, unique, node, task = REQUEST_HEADER.unpack_from(data)
     return Request(operation, unique, node, task, data[HEADER_BYTES:])
 
 
 def parse_name(body: memoryview) -> bytes:
-    """Return the name that is looked up."""
+    """Parse the name of a ``LOOKUP``."""
     return bytes(body).rstrip(b"\0")
 
 
-def parse_place(body: memoryview) -> Place:
-    """Return what is to be read."""
-    return Place(*READ_BODY.unpack_from(body))
+def parse_read(body: memoryview) -> ReadRange:
+    """Parse the range of a ``READ`` or ``READDIR``."""
+    return ReadRange(*READ_BODY.unpack_from(body))
 
 
 def parse_handle(body: memoryview | bytearray, at: int = 0) -> int:
-    """Return the handle that is released; ``at``: where the body begins."""
+    """Parse the handle of a ``RELEASE``. The body begins at offset ``at``."""
     handle: int = _HANDLE.unpack_from(body, at)[0]
     return handle
 
 
 def opens_to_read(body: memoryview | bytearray, at: int = 0) -> bool:
-    """Return whether a file is opened for reading alone; ``at``: where the body begins."""
+    """Return whether an ``OPEN`` is read-only. The body begins at offset ``at``."""
     flags: int = _FLAGS.unpack_from(body, at)[0]
     return flags & os.O_ACCMODE == os.O_RDONLY
 
 
 def parse_greeting(body: memoryview) -> Greeting:
-    """Return what the kernel offers when it greets."""
+    """Parse an ``INIT`` request."""
     _, minor, max_readahead, features = _INIT.unpack_from(body)
     if features & _HAS_LONG_FLAGS and minor >= MINOR_OF_LONG_FLAGS - 9:
         features |= _LONG_FLAGS.unpack_from(body, _INIT.size)[0] << 32
@@ -229,13 +229,13 @@ def parse_greeting(body: memoryview) -> Greeting:
 def greeting_answer(
     greeting: Greeting, wanted: Feature = PLAIN, *, stack_depth: int = 0, read_bytes: int = READ_BYTES
 ) -> tuple[bytes, Feature]:
-    """Return the answer to the kernel's greeting, and what is agreed on.
+    """Return the reply to ``INIT`` and the negotiated features.
 
     Args:
-        greeting: What the kernel offers.
-        wanted: What the server can do.
-        stack_depth: How many file systems may lie below files that are passed through; 0: none are.
-        read_bytes: Most bytes that the kernel asks for at once, also into memory that does not begin with a page.
+        greeting: Offer of the kernel.
+        wanted: Features that the server supports.
+        stack_depth: Maximum number of stacked file systems below a passthrough file; 0 without passthrough.
+        read_bytes: Maximum size of a read request, in bytes, also into memory that is not aligned to pages.
     """
     agreed = greeting.features & wanted
     flags, long_flags = int(agreed) & 0xFFFFFFFF, int(agreed) >> 32
@@ -250,38 +250,41 @@ def greeting_answer(
 
 
 def resend() -> bytes:
-    """Return the message that has the kernel send every request again that was read and not answered."""
+    """Return the message that makes the kernel resend all requests that were read and not answered."""
     return ANSWER_HEADER.pack(ANSWER_HEADER.size, _RESEND_CODE, 0)
 
 
 def opened(handle: int, flags: OpenFlag = OpenFlag.KEEP_CACHE, backing: int = 0) -> bytes:
-    """Return the answer to an open; pages in the kernel's cache stay valid unless flags say otherwise."""
+    """Return the reply to ``OPEN``. By default, pages in the kernel's cache stay valid."""
     return _OPENED.pack(handle, flags, backing)
 
 
 def attributes(found: Attributes, valid_seconds: int) -> bytes:
-    """Return the answer to a request for attributes."""
+    """Return the reply to ``GETATTR``."""
     return _ATTRIBUTES_VALID.pack(valid_seconds, 0, 0) + _attributes(found)
 
 
 def entry(node: int, found: Attributes, valid_seconds: int) -> bytes:
-    """Return the answer to a look-up."""
+    """Return the reply to ``LOOKUP``."""
     return _ENTRY.pack(node, 0, valid_seconds, valid_seconds, 0, 0) + _attributes(found)
 
 
 def no_entry(valid_seconds: int) -> bytes:
-    """Return the answer to a look-up that finds nothing; the kernel may remember it."""
+    """Return the reply to ``LOOKUP`` for a missing name, which the kernel may cache."""
     return _ENTRY.pack(0, 0, valid_seconds, 0, 0, 0) + bytes(_ATTRIBUTES.size)
 
 
 def directory_entry(name: bytes, inode: int, mode: int, next_offset: int) -> bytes:
-    """Return one line of a listing; ``next_offset`` is where the one after it begins."""
+    """Return an entry of a listing. ``next_offset`` is the offset of the following entry."""
     head = _DIRECTORY_ENTRY.pack(inode, next_offset, len(name), stat.S_IFMT(mode) >> 12)
     return head + name + bytes(-(len(head) + len(name)) % 8)
 
 
 def listed_entry(node: int, found: Attributes, name: bytes, next_offset: int, valid_seconds: int) -> bytes:
-    """Return one line of a listing with attributes: what ``entry`` and ``directory_entry`` return, in a third of the time."""
+    """Return an entry of a listing with attributes.
+
+    Equals ``entry`` and ``directory_entry`` together, in a third of the time.
+    """
     (inode, size, blocks, accessed_ns, modified_ns, changed_ns, mode, links, uid, gid, block_bytes) = found
     accessed, modified, changed = divmod(accessed_ns, _NS), divmod(modified_ns, _NS), divmod(changed_ns, _NS)
     head = _LINE.pack(
@@ -294,7 +297,7 @@ def listed_entry(node: int, found: Attributes, name: bytes, next_offset: int, va
 
 
 def file_system(found: FileSystem) -> bytes:
-    """Return the answer to ``statfs``."""
+    """Return the reply to ``STATFS``."""
     return _FILE_SYSTEM.pack(*found, 0)
 
 

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from prefeed.fuse.device import backing_closed, backing_opened
+from prefeed.fuse.device import register_backing, unregister_backing
 from prefeed.sources.manifest import Manifest
 
 _log = logging.getLogger("prefeed")
@@ -89,7 +89,7 @@ class LocalFiles:
             if is_passed and object_id not in self._taken_over and (number := self._numbers.pop(object_id, 0)):
                 self._note(object_id, 0)
                 with contextlib.suppress(OSError):
-                    backing_closed(self._device, number)
+                    unregister_backing(self._device, number)
 
     def read(self, object_id: int, offset: int, size_bytes: int) -> bytes | None:
         """Return a part of an object, shorter at its end; None: no file here is this object."""
@@ -124,7 +124,7 @@ class LocalFiles:
         if file is None:
             return 0
         try:
-            number = backing_opened(self._device, file)
+            number = register_backing(self._device, file)
         except OSError as err:
             self._passes = False
             _log.info(

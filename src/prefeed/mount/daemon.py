@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from prefeed.config import Config
 from prefeed.fuse import wire
-from prefeed.fuse.device import cloned
+from prefeed.fuse.device import clone_device
 from prefeed.fuse.wire import Feature, Request
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import Objects
@@ -193,7 +193,7 @@ def serve(
     """
     manifest = Manifest.open(Path(request.manifest))
     links = {os.fsencode(name): os.fsencode(target) for name, target in request.links.items()}
-    own = device if Feature.RESEND in features else cloned(device)
+    own = device if Feature.RESEND in features else clone_device(device)
     files = LocalFiles(
         manifest, request.copies, device=device, record=records.files, passthrough=Feature.PASSTHROUGH in features
     )

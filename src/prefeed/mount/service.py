@@ -153,7 +153,7 @@ class Service:
     def _list(self, request: Request, *, plus: bool) -> bytes:
         """Return as many lines of the listing as have room, from the wanted offset on."""
         self._directory(request.node)
-        place = wire.parse_place(request.body)
+        place = wire.parse_read(request.body)
         answer = bytearray()
         for number, name, next_offset in self._tree.listing(request.node, place.offset):
             if not plus:
@@ -220,7 +220,7 @@ class Service:
         return _OPENED_CACHED
 
     def _read(self, request: Request) -> Buffer:
-        place = wire.parse_place(request.body)
+        place = wire.parse_read(request.body)
         object_id = self._object(request.node)
         if place.handle != _SMALL:
             data = self._files.read(object_id, place.offset, place.size_bytes)

@@ -1,7 +1,7 @@
-"""One connection to one memcached: the commands that prefeed needs, each within a time.
+"""Client of one memcached server, with a time limit per command.
 
-pymemcache's client takes 3 to 4 times the processor time for 84 KB, and bounds each ``recv`` instead of the whole answer
-(docs/adr/0010-pool.md). Its errors are used here.
+pymemcache's client takes 3 to 4 times the processor time for values of 84 KB, and limits each ``recv`` instead of the whole reply
+(docs/adr/0010-pool.md). This module uses its exceptions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from prefeed.types import Buffer
 _SCRATCH_BYTES: Final = 2048
 _MOST_SETTINGS_BYTES: Final = 65_536
 _LINE_BYTES: Final = 512
-"""A line of an answer is no longer."""
+"""Maximum length of a line of a reply."""
 
 _END: Final = b"\r\nEND\r\n"
 _MOST_BYTES: Final = 1024**3
-"""memcached's own maximum of an item."""
+"""Largest item size that memcached supports."""
 
 _TOO_LATE: Final = "no answer in time"
 
@@ -34,15 +34,15 @@ Address = str | tuple[str, int]
 
 
 class Connection:
-    """A client of one server that asks one question at a time.
+    """Client of one memcached server. It sends one request at a time.
 
     **Threads.** One at a time.
 
-    **Blocking.** A question ends, one way or another, within ``timeout_seconds``, and twice as long where the answer trickles
-    in; making the connection takes as long again, name resolution apart.
+    **Blocking.** A request ends within ``timeout_seconds``, or twice that time if the reply arrives slowly. Connecting takes up to
+    ``timeout_seconds`` in addition, without name resolution.
 
     Attributes:
-        has_answered: Whether the server has, since it was connected to.
+        has_answered: Whether the server has replied since the connection was opened.
     """
 
     def __init__(self, address: Address, *, timeout_seconds: float) -> None:
@@ -53,11 +53,11 @@ class Connection:
         self.has_answered: bool = False
 
     def read(self, key: bytes) -> memoryview | None:
-        """Return the value under the key, which is the caller's own; None when there is none.
+        """Return a copy of the value of a key, or None.
 
         Raises:
-            OSError: The server did not answer in time, or the connection is broken.
-            MemcacheError: It answered something else.
+            OSError: The server did not reply in time, or the connection failed.
+            MemcacheError: The reply is invalid.
         """
         deadline = time.monotonic() + self._timeout_seconds
         sock = self._connected()
@@ -76,13 +76,13 @@ class Connection:
         return value[:size]
 
     def read_many(self, keys: Sequence[bytes], *, expected_bytes: int) -> dict[bytes, memoryview]:
-        """Return the values under those of the keys that have one: parts of one buffer, which is the caller's own.
+        """Return the values of the keys that exist, as views of one new buffer.
 
-        One question and few system calls for all of them: where values are there, a third of the processor time of ``read``.
+        A single request with few system calls takes a third of the processor time of separate calls of ``read``.
 
         Args:
-            keys: At least one, each once.
-            expected_bytes: About what the values take together.
+            keys: At least one key, without duplicates.
+            expected_bytes: Estimated sum of the values' sizes, in bytes.
 
         Raises:
             OSError, MemcacheError: As ``read``.
@@ -103,22 +103,22 @@ class Connection:
         return {key: answer.view(place) for key, place in places.items()}
 
     def write(self, key: bytes, *pieces: Buffer) -> None:
-        """Store the pieces, one after the other, under the key; what was there is replaced.
+        """Store the concatenated pieces under a key, and replace an existing value.
 
         Raises:
-            OSError: As ``read``.
-            MemcacheServerError: The server has no room, or the value is too large for it.
-            MemcacheError: It answered something else.
+            OSError: As for ``read``.
+            MemcacheServerError: The server is full, or the value is too large.
+            MemcacheError: The reply is invalid.
         """
         line = self._store(b"set", key, 0, pieces)
         if line != b"STORED":
             raise _unexpected(line)
 
     def add(self, key: bytes, value: bytes, *, seconds: int) -> bool:
-        """Store the value for that long if there is none under the key; return whether there was none.
+        """Store a value that expires after ``seconds``, unless the key exists. Return whether it was stored.
 
         Raises:
-            As ``write``.
+            As for ``write``.
         """
         line = self._store(b"add", key, seconds, (value,))
         if line not in (b"STORED", b"NOT_STORED"):
@@ -126,11 +126,11 @@ class Connection:
         return line == b"STORED"
 
     def item_bytes(self) -> int:
-        """Return the most bytes that the server takes as one item, all told.
+        """Return the server's maximum item size in bytes.
 
         Raises:
-            OSError: As ``read``.
-            MemcacheError: It is no memcached.
+            OSError: As for ``read``.
+            MemcacheError: The server is not memcached.
         """
         deadline = time.monotonic() + self._timeout_seconds
         sock = self._connected()
@@ -147,17 +147,17 @@ class Connection:
         return int(found[1])
 
     def close(self) -> None:
-        """Close it; the next question connects again."""
+        """Close the connection. The next request connects again."""
         sock, self._sock = self._sock, None
         self.has_answered = False
         if sock is not None:
             sock.close()
 
     def _connected(self) -> socket.socket:
-        """Return the connection, made to the first of the host's addresses that answers if there was none.
+        """Return the socket. Connect to the first address of the host that accepts, if necessary.
 
-        The kernel minds the time-out from then on: a time-out of Python's is a ``poll``, and two hand-overs of the
-        interpreter, before each call; measured, a third of the processor time of a busy server (2026-11).
+        The kernel enforces the time-out, because a time-out of Python costs a ``poll`` and two switches of the interpreter lock per call:
+        a third of the processor time of a busy server (2026-11).
         """
         if self._sock is not None:
             return self._sock
@@ -180,7 +180,7 @@ class Connection:
         return sock
 
     def _store(self, command: bytes, key: bytes, seconds: int, pieces: Sequence[Buffer]) -> bytes:
-        """Return what the server says to it, a line."""
+        """Send a storage command and return the line of the reply."""
         deadline = time.monotonic() + self._timeout_seconds
         sock = self._connected()
         size = sum(memoryview(piece).nbytes for piece in pieces)
@@ -191,7 +191,7 @@ class Connection:
         return line
 
     def _read_line(self, sock: socket.socket, deadline: float) -> tuple[bytes, memoryview]:
-        """Return the first line of an answer, and what came with it."""
+        """Return the first line of a reply, and the bytes after it that have arrived."""
         scratch, have = self._scratch, 0
         while True:
             have += _receive(sock, scratch[have:], deadline)
@@ -204,7 +204,7 @@ class Connection:
 
 
 class Answer:
-    """What a server answers to a question for many values, in one buffer."""
+    """Parser of a reply with many values, over one buffer."""
 
     def __init__(self, size_bytes: int) -> None:
         self._buffer = np.empty(size_bytes, dtype=np.uint8)  # bytearray would write zeros first
@@ -213,11 +213,11 @@ class Answer:
 
     @property
     def has_more(self) -> bool:
-        """True when bytes came that were not taken."""
+        """True if received bytes were not parsed."""
         return self._have > self._at
 
     def take_line(self, sock: socket.socket, deadline: float) -> bytes:
-        """Return the next line."""
+        """Parse the next line."""
         while True:
             part = self._buffer[self._at : min(self._have, self._at + _LINE_BYTES)].tobytes()
             end = part.find(b"\r\n")
@@ -229,7 +229,7 @@ class Answer:
             self._receive(sock, self._at + _LINE_BYTES, deadline)
 
     def take_value(self, sock: socket.socket, size: int, deadline: float) -> slice:
-        """Return where the next bytes are, that many; after them the line ends."""
+        """Parse a value of ``size`` bytes and its line end. Return its position in the buffer."""
         end = self._at + size
         while self._have < end + 2:
             self._receive(sock, end + 2, deadline)
@@ -240,7 +240,7 @@ class Answer:
         return found
 
     def view(self, place: slice) -> memoryview:
-        """Return the bytes there."""
+        """Return the bytes at a position."""
         return memoryview(self._buffer)[place]  # type: ignore[arg-type]
 
     def _receive(self, sock: socket.socket, needed: int, deadline: float) -> None:
@@ -252,7 +252,7 @@ class Answer:
 
 
 def _parse_value(line: bytes) -> tuple[bytes, int]:
-    """Return key and size that a line announces."""
+    """Parse the line before a value: its key and its size in bytes."""
     words = line.split(b" ")
     if len(words) != 4 or words[0] != b"VALUE" or not words[3].isdigit() or len(words[3]) > 10:
         raise _unexpected(line)

@@ -1,4 +1,8 @@
-"""The servers of the pool as this process sees them: which one has a key, and which are left out and asked again when."""
+"""Client of the pool: maps keys to memcached servers, and excludes servers that fail.
+
+``Ring`` selects the server of a key by rendezvous hashing. ``PoolServer`` holds the connections of one server. A server that fails is
+excluded, and a thread of the ring probes it until it responds again.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +26,18 @@ from prefeed.system.clock import Clock
 from prefeed.types import Buffer
 
 _MOST_READS: Final = 4
-"""Under way to one server: measured, more than that are no faster, and cost each other CPU time."""
+"""Maximum number of concurrent reads per server. More are no faster and cost processor time."""
 
 _MOST_IDLE_WRITERS: Final = 4
-"""Connections that are kept: a memcached takes 1,024 of all nodes together unless told otherwise."""
+"""Maximum number of idle connections for writes, because memcached accepts only 1,024 connections by default."""
 
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _FULL_SECONDS: Final = 5.0
-"""A server that has no room is offered nothing for so long."""
+"""Delay before the next write to a server that was full."""
 
 _FAILURES: Final = (OSError, MemcacheError, UnicodeError)
-"""The last is what a host's name ends in that cannot be one."""
+"""Failures of a request. An invalid host name raises ``UnicodeError``."""
 
 _log = logging.getLogger("prefeed")
 
@@ -41,7 +45,7 @@ T = TypeVar("T")
 
 
 class Stored(Enum):
-    """What became of a value that was to be stored."""
+    """Result of a write."""
 
     YES = "yes"
     FULL = "full"
@@ -49,22 +53,21 @@ class Stored(Enum):
 
 
 class PoolServer:
-    """A memcached, and what is known of it.
+    """A memcached server with its connections and its state.
 
-    A server that does not answer in time, breaks off or answers something else is left out at once: no other request is
-    made until ``probe`` finds that it answers again. So it costs the whole
-    process one time-out, and then one a pause, which grows from 1 to 30 s until a request has been answered.
+    A server that times out, disconnects or sends an invalid reply is excluded at once, until ``probe`` succeeds. Therefore a dead server costs
+    the process one time-out, and then one per pause. The pause grows from 1 to 30 s until a request succeeds.
 
-    **Threads.** Any thread may ask. Four reads are under way at most; writes do not wait for them: other nodes may.
+    **Threads.** Any. At most four reads run at a time. Writes do not wait for them, because other nodes may wait for the writes.
 
-    **Processes.** Connections belong to the process that made them: a forked child makes its own.
+    **Processes.** Connections belong to the process that opened them. A forked child opens its own.
 
     Args:
-        name: As the user wrote it.
-        address: Where it is.
-        timeout_seconds: How long a question may take, and before it the wait for a connection.
-        clock: Seconds.
-        changed: Called when it is left out, or asked again.
+        name: Name in the setting ``pool``.
+        address: Address of the socket.
+        timeout_seconds: Time limit of a request, and of the wait for a connection before it.
+        clock: Clock in seconds.
+        changed: Callback after the server was excluded or included.
     """
 
     def __init__(
@@ -88,24 +91,24 @@ class PoolServer:
 
     @property
     def is_out(self) -> bool:
-        """True while the server is left out."""
+        """True while the server is excluded."""
         return self._is_out
 
     @property
     def probe_at(self) -> float:
-        """When ``probe`` is due, by the clock; never while nothing is wrong."""
+        """Time of the next ``probe``; infinite while the server works."""
         return self._probe_at
 
     def read(self, key: bytes) -> memoryview | None:
-        """Return the value under the key; None when there is none, or the server cannot tell."""
+        """Return the value of a key; None if it does not exist or the server fails."""
         return self._ask(lambda connection: connection.read(key), None)
 
     def read_many(self, keys: Sequence[bytes], *, expected_bytes: int) -> dict[bytes, memoryview]:
-        """Return the values under those of the keys that have one; none when the server cannot tell."""
+        """Return the values of the keys that exist; no values if the server fails."""
         return self._ask(lambda connection: connection.read_many(keys, expected_bytes=expected_bytes), {})
 
     def write(self, key: bytes, *pieces: Buffer) -> Stored:
-        """Store a value, made of these pieces."""
+        """Store the concatenated pieces under a key."""
         if self._clock() < self._full_until:
             return Stored.FULL
         is_trial = self._is_full
@@ -116,16 +119,16 @@ class PoolServer:
             except MemcacheServerError:
                 self._full_until, self._is_full = self._clock() + _FULL_SECONDS, True
                 return Stored.FULL
-            if is_trial:  # not one that was on its way already when another was refused
+            if is_trial:  # a request that began after the refusal
                 self._is_full = False
             return Stored.YES
 
         return self._ask_at_once(ask, Stored.NO)
 
     def add(self, key: bytes, value: bytes, *, seconds: int) -> bool:
-        """Return False if there is a value under the key; else there is this one, for that long, if the server takes it.
+        """Store a value that expires after ``seconds``, unless the key exists. Return False if it exists.
 
-        One that has no room is not asked, until it has stored something again: what others are to wait for would not come.
+        A full server is not queried until it has stored a value again, because nodes would wait for a value that cannot be stored.
         """
         if self._is_full:
             return True
@@ -139,7 +142,7 @@ class PoolServer:
         return self._ask(ask, True)
 
     def probe(self) -> None:
-        """Ask what it takes, and so whether it answers; takes at most the time-out."""
+        """Query the maximum item size, and include the server again if it replies. Takes at most the time-out."""
         self._probe_at = float("inf")
         connection = self._connection()
         try:
@@ -152,15 +155,15 @@ class PoolServer:
             connection.close()
 
     def close(self) -> None:
-        """Let go of the connections; nothing is asked any more."""
+        """Close all connections. Later requests are not sent."""
         with self._lock:
             self._is_closed = self._is_out = True
         self._close_idle()
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ requests
 
     def _ask(self, question: Callable[[Connection], T], otherwise: T) -> T:
-        """Ask when it is this thread's turn."""
+        """Send a request over one of the read connections, once one is free."""
         if self._pid != os.getpid():
             self._forget_connections()
         if self._is_out:
@@ -203,7 +206,7 @@ class PoolServer:
             except _FAILURES as err:
                 connection.close()
                 if was_used and isinstance(err, ConnectionError):
-                    continue  # the server closed it while it was idle: it was started again, say
+                    continue  # the server closed the idle connection, for example because it was restarted
                 self._fail(err)
                 break
             connection.has_answered = True
@@ -215,7 +218,7 @@ class PoolServer:
         return Connection(self._address, timeout_seconds=self._timeout_seconds)
 
     def _forget_connections(self) -> None:
-        """Begin with none: those that a parent process made are the parent's."""
+        """Create new connections, because those of a parent process belong to the parent."""
         self._turns: SimpleQueue[Connection] = SimpleQueue()
         for _ in range(_MOST_READS):
             self._turns.put(self._connection())
@@ -223,7 +226,7 @@ class PoolServer:
         self._pid = os.getpid()
 
     def _close_idle(self) -> None:
-        """Close connections that are not used now; the next question connects again."""
+        """Close idle connections. The next request connects again."""
         idle: list[Connection] = []
         with contextlib.suppress(Empty):
             while True:
@@ -235,18 +238,18 @@ class PoolServer:
             while True:
                 self._writers.pop().close()
 
-    # ------------------------------------------------------------ left out, and back
+    # ------------------------------------------------------------ failures
 
     def _fail(self, err: Exception, *, is_probe: bool = False) -> None:
         with self._lock:
             is_new = not self._is_out
             if self._is_closed or not (is_new or is_probe):
-                return  # one of several that were under way when the first one failed
+                return  # another concurrent request has failed before
             self._is_out = True
             self._probe_at = self._clock() + self._pause_seconds
             self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, 2 * self._pause_seconds)
             self.failures += is_new
-        self._close_idle()  # they are as old as the one that failed, and may be as dead
+        self._close_idle()  # they were opened before the failure and may be dead too
         if is_new:
             _log.warning("prefeed: pool server %s is left out for now: %s", self.name, str(err) or type(err).__name__)
         self._tell()
@@ -262,22 +265,23 @@ class PoolServer:
 
 _LEAST_PART_BYTES: Final = 4096
 _MOST_TIME_OUTS: Final = 3
-"""That a question takes: one to connect, two to be answered, and what it takes to resolve a name."""
+"""Time-outs that a request may take: one to connect and two for the reply. Name resolution is not limited."""
 
 
 class Ring:
-    """Servers that share keys by rendezvous hashing: one that is left out gives its keys to the others, and no other moves.
+    """Set of servers that share the keys by rendezvous hashing.
 
-    Every node that has the same servers in its settings, in whatever order, finds a key at the same one.
+    The keys of an excluded server move to the other servers; no other key moves. All nodes with the same servers in their settings, in any
+    order, map a key to the same server.
 
-    **Ownership.** ``close`` ends its thread, which asks again those that were left out, and lets go of all connections.
+    **Ownership.** ``close`` ends the thread that probes excluded servers, and closes all connections.
 
     **Threads.** Any.
 
     Args:
-        addresses: ``host:port``, ``[::1]:port`` or the path of a unix socket, each once.
-        timeout_seconds: How long one request may take.
-        clock: Seconds.
+        addresses: ``host:port``, ``[::1]:port`` or the path of a unix socket, without duplicates.
+        timeout_seconds: Time limit of a request.
+        clock: Clock in seconds.
     """
 
     def __init__(self, addresses: Sequence[str], *, timeout_seconds: float, clock: Clock) -> None:
@@ -295,23 +299,23 @@ class Ring:
         self._watch.start()
 
     def server_of(self, key: bytes) -> PoolServer | None:
-        """Return the server that has the key, among those that answer; None when none does."""
+        """Return the server of a key; None if all servers are excluded."""
         name = self._hash.get_node(key.decode())
         return None if name is None else self._by_name[name]
 
     @property
     def num_out(self) -> int:
-        """How many servers are left out."""
+        """Number of excluded servers."""
         return sum(server.is_out for server in self.servers)
 
     @property
     def part_bytes(self) -> int:
-        """Most bytes of a part, such that each server takes it."""
+        """Maximum size of a part, in bytes, that every server accepts."""
         least = min((server.item_bytes for server in self.servers), default=DEFAULT_ITEM_BYTES)
         return max(_LEAST_PART_BYTES, min(least, DEFAULT_ITEM_BYTES) - OVERHEAD_BYTES)
 
     def close(self) -> None:
-        """Ask no more; waits for a question under way, but not for a name to be resolved."""
+        """Stop the probes and close all connections. Wait for a request in progress, but not for name resolution."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -319,10 +323,8 @@ class Ring:
             server.close()
         self._watch.join(self.longest_question_seconds)
 
-    # ------------------------------------------------------------ inside
-
     def _notice(self) -> None:
-        """A server is left out, or answers: others have its keys now, or it has them again."""
+        """Map the keys again after a server was excluded or included."""
         with self._changed:
             self._hash = _rendezvous(server.name for server in self.servers if not server.is_out)
             self._changed.notify()
@@ -332,7 +334,7 @@ class Ring:
             server.probe()
 
     def _next_due(self) -> PoolServer | None:
-        """Wait until a server is to be asked; None when the ring closes."""
+        """Wait until a probe is due and return the server; None once the ring closes."""
         with self._changed:
             while not self._is_closing:
                 first = min(self.servers, key=lambda server: server.probe_at)
@@ -349,7 +351,7 @@ def _rendezvous(names: Iterable[str]) -> RendezvousHash:
 
 
 def parse_address(text: str) -> str | tuple[str, int]:
-    """Return the address that the setting ``pool`` names, as sockets want it; the setting was checked before."""
+    """Convert an entry of the setting ``pool``, which is valid, to the address of a socket."""
     if text.startswith("/"):
         return text
     host, _, port = text.rpartition(":")

@@ -1,11 +1,11 @@
-"""What lies in the pool: a typed header, then bytes; a large object in parts. Pure.
+"""Format of the pool's values: a header, then the bytes of an object or of a part of one. Pure.
 
     key  pf1:<32 hex>            header · bytes of part 0      or, for some seconds, a claim
          pf1:<32 hex>:1          header · bytes of part 1
          ...
 
-Each header says to which entry its bytes belong, how large the whole is, in how many parts it is, and the sum of the whole.
-A reader that finds two that do not agree, or bytes that do not give the sum, has found nothing.
+A header has the entry key, the size and number of parts of the object, and the checksum of the whole object. A reader treats headers that
+differ, or bytes that do not match the checksum, as a miss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
 VERSION: Final = 1
-"""Of keys and headers: nodes of two versions see nothing of each other's."""
+"""Version of keys and headers. Nodes with different versions do not see each other's values."""
 
 _HEADER: Final = struct.Struct("<4sHHIIQ16s16s8x")
 HEADER_BYTES: Final = _HEADER.size
@@ -28,20 +28,20 @@ _CLAIM: Final = b"PFCL"
 _WHOLE: Final = 0
 
 OVERHEAD_BYTES: Final = 1024
-"""A part is so much smaller than what a server takes as an item: header, key, and what memcached adds."""
+"""Space of an item that a part cannot use: header, key, and overhead of memcached."""
 
 DEFAULT_ITEM_BYTES: Final = 1024**2
-"""memcached's own limit."""
+"""Default of memcached."""
 
 MOST_PARTS: Final = 65_536
 
 
 class Header(NamedTuple):
-    """What stands before the bytes of a part.
+    """Header before the bytes of a part.
 
     Attributes:
-        part: Its number, from 0.
-        num_parts: Of the object.
+        part: Number of the part, from 0.
+        num_parts: Number of parts of the object.
         total_bytes: Size of the object.
         key: Entry key of the object.
         digest: xxh3-128 of the object.
@@ -54,18 +54,18 @@ class Header(NamedTuple):
     digest: bytes
 
     def to_bytes(self) -> bytes:
-        """Return it as it is stored."""
+        """Encode the header."""
         return _HEADER.pack(_MAGIC, VERSION, 0, self.part, self.num_parts, self.total_bytes, self.key, self.digest)
 
 
 def pool_key(key: bytes, part: int = _WHOLE) -> bytes:
-    """Return the name in the pool of a part of the entry with this key."""
+    """Return the pool's key of a part of an entry."""
     name = b"pf%d:%s" % (VERSION, key.hex().encode())
     return name if part == _WHOLE else b"%s:%d" % (name, part)
 
 
 def read_header(value: Buffer, key: bytes, part: int) -> Header | None:
-    """Return the header of a value that was found as this part of this entry; None when it is nothing of the kind."""
+    """Decode the header of a value. Return None unless it is this part of this entry."""
     if memoryview(value).nbytes < HEADER_BYTES:
         return None
     magic, version, flags, at, num_parts, total_bytes, of, digest = _HEADER.unpack_from(value)
@@ -74,12 +74,12 @@ def read_header(value: Buffer, key: bytes, part: int) -> Header | None:
 
 
 def split(key: bytes, data: Buffer, part_bytes: int) -> Iterator[tuple[Header, memoryview]]:
-    """Yield the parts of an object, views of ``data``; the first one last, for by it the others are found.
+    """Yield the parts of an object as views of ``data``. The first part is last, because readers start with it.
 
     Args:
         key: Entry key, 16 bytes.
-        data: The object.
-        part_bytes: Most bytes of a part, without its header.
+        data: Bytes of the object.
+        part_bytes: Maximum size of a part without its header.
     """
     assert len(key) == ENTRY_KEY_BYTES
     view = memoryview(data).cast("B")
@@ -91,15 +91,15 @@ def split(key: bytes, data: Buffer, part_bytes: int) -> Iterator[tuple[Header, m
 
 
 def is_whole(data: Buffer, header: Header) -> bool:
-    """Return whether these are the bytes that the header was written for."""
+    """Return whether size and checksum of the bytes match the header."""
     return memoryview(data).nbytes == header.total_bytes and xxh3_128_digest(data) == header.digest
 
 
 def claim(owner: bytes) -> bytes:
-    """Return the value by which a node says that it is about to ask the origin for the entry."""
+    """Encode a claim: the announcement of a node that it fetches the entry from the origin."""
     return _CLAIM + owner
 
 
 def claimed_by(value: Buffer) -> bytes | None:
-    """Return who said so; None when the value is no claim."""
+    """Return the owner of a claim; None if the value is not a claim."""
     return bytes(value[len(_CLAIM) :]) if bytes(value[: len(_CLAIM)]) == _CLAIM else None

@@ -154,7 +154,7 @@ class SlowTree:
         self._reads[request.node] += 1
         if self._silent and self._paths[request.node] == self._silent:
             return
-        place = wire.parse_place(request.body)
+        place = wire.parse_read(request.body)
         try:
             size = os.preadv(place.handle, [self._read_buffer[: place.size_bytes]], place.offset)
         except OSError as err:
@@ -205,7 +205,7 @@ class SlowTree:
 
     def _list(self, request: Request, *, plus: bool) -> bytes:
         """Return as many lines of the listing as have room, from the wanted offset on."""
-        place = wire.parse_place(request.body)
+        place = wire.parse_read(request.body)
         names = self._listings[place.handle]
         answer = bytearray()
         for index in range(place.offset, len(names)):

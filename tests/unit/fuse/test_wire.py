@@ -30,7 +30,7 @@ def greeting(minor: int, flags: int, long_flags: int = 0) -> memoryview:
 def test_a_request_is_taken_apart() -> None:
     found = wire.parse_request(request(15, struct.pack("<QQI", 3, 8192, 4096) + bytes(20)))
     assert (found.operation, found.unique, found.node, found.task) == (wire.Operation.READ, 77, 9, 1234)
-    assert wire.parse_place(found.body) == (3, 8192, 4096)
+    assert wire.parse_read(found.body) == (3, 8192, 4096)
     assert wire.parse_handle(found.body) == 3
 
 
