@@ -21,6 +21,7 @@ import pytest
 import profiles
 import warm
 from leaks import collect_ended_servers, descriptors_beyond, held, leaked_since, open_descriptors
+from limits import set_limits
 from purity import num_processes_started, only_files_below
 from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, servers_of
 
@@ -153,8 +154,8 @@ def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     sandbox = Sandbox.create()
     monkeypatch.setenv("PREFEED_HOME", str(sandbox.home))
     monkeypatch.setenv("PREFEED_MEMORY", "64MiB")
-    monkeypatch.setenv("PREFEED_START_AHEAD", "0")  # tests count requests and hits from the first read on
-    monkeypatch.setenv("PREFEED_READ_IN_PLACE", "0")
+    # Tests count requests and hits from the first read on.
+    set_limits(monkeypatch, start_ahead=False, read_in_place=False)
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(sandbox.memory_dir))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sandbox.runtime_dir))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(sandbox.root / "config"))

@@ -133,7 +133,7 @@ def _start_server() -> None:
 
     with suppress(PrefeedError):  # the first loader says it
         config = resolve_roots(current())
-        if config.start_ahead and Roots.of(config):
+        if config.limits.start_ahead and Roots.of(config):
             start_ahead(config)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from prefeed import old_names
 from prefeed.errors import ConfigError
+from prefeed.limits import LIMITS_VARIABLE, Limits, parse_limits
 from prefeed.places import (
     default_home,
     expanded,
@@ -32,14 +33,12 @@ from prefeed.quantities import EVERYTHING as EVERYTHING
 from prefeed.quantities import GIB as GIB
 from prefeed.quantities import KIB as KIB
 from prefeed.quantities import MIB as MIB
-from prefeed.quantities import number_of, whole
+from prefeed.quantities import number_of, size_text, whole
 from prefeed.quantities import parse_bytes as parse_bytes
 from prefeed.system.machine import boot_name
 from prefeed.system.trust import is_own_possible
 
 _LEAST_BARE_SIZE: Final = 1000
-_LEAST_BLOCK: Final = 64 * 1024
-_LARGEST_BLOCK: Final = 64 * MIB
 
 
 def _setting_bytes(value: str | int) -> int:
@@ -50,19 +49,35 @@ def _setting_bytes(value: str | int) -> int:
     return size
 
 
-def _block_bytes(value: str | int) -> int:
-    size = _setting_bytes(value)
-    if not _LEAST_BLOCK <= size <= _LARGEST_BLOCK:
-        raise ConfigError(f"{value!r} is not a size of blocks; write one from 64KiB to 64MiB")
-    return size
+@dataclass(frozen=True, slots=True)
+class DiskBudget:
+    """Size limit and directory of the disk tier, as in ``500GB:/nvme``.
+
+    Attributes:
+        size_bytes: Maximum size of the tier. 0 for no disk tier, ``EVERYTHING`` for all but the space that stays free.
+        directory: Directory that holds one subdirectory per node; None for a directory in the home.
+    """
+
+    size_bytes: int = 0
+    directory: Path | None = None
+
+    def __str__(self) -> str:
+        """Return the value of the setting ``disk``."""
+        size = size_text(self.size_bytes)
+        return size if self.directory is None else f"{size}:{self.directory}"
 
 
-def _disk_bytes(value: str | int) -> int:
-    return EVERYTHING if value == "auto" else _setting_bytes(value)
+def parse_disk(value: str | int | DiskBudget) -> DiskBudget:
+    """Parse ``auto``, a size, or either of them with a directory, as in ``500GB:/nvme``.
 
-
-def _optional_path(value: str | os.PathLike[str] | None) -> Path | None:
-    return None if value in (None, "", "auto") else _path(value)
+    Raises:
+        ConfigError: The size or the path is unusable.
+    """
+    if isinstance(value, DiskBudget):
+        return value
+    size, colon, directory = value.partition(":") if isinstance(value, str) else (value, "", "")
+    size_bytes = EVERYTHING if size == "auto" else _setting_bytes(size)
+    return DiskBudget(size_bytes, _path(directory) if colon else None)
 
 
 def parse_bool(value: str | int | bool) -> bool:
@@ -101,21 +116,6 @@ def _age(value: str | int | float) -> float:
     return seconds
 
 
-def _pool_seconds(value: str | int | float) -> float:
-    if not 0 < (seconds := _seconds(value)) <= 60:
-        raise ConfigError(f"must be more than 0 and at most 60 seconds: {value!r}")
-    return seconds
-
-
-_MOST: Final = 2**31 - 1
-
-
-def _count(value: str | int) -> int:
-    if not 1 <= (number := whole(value)) <= _MOST:
-        raise ConfigError(f"must be at least 1, at most {_MOST:,}: {value!r}")
-    return number
-
-
 MOST_FETCH_PROCESSES: Final = 64
 
 
@@ -130,13 +130,6 @@ def _fetch_processes(value: str | int | None) -> int | None:
 
 LEAST_PORT: Final = 1025
 MOST_PORT: Final = 65535
-
-
-def _port(value: str | int) -> int:
-    if (number := whole(value)) and not LEAST_PORT <= number <= MOST_PORT:
-        raise ConfigError(f"a port is {LEAST_PORT} to {MOST_PORT}, or 0 for none: {value!r}")
-    return number
-
 
 METRICS_PORT: Final = 7733
 """Where metrics are served unless told otherwise; a free port when another program has it."""
@@ -180,31 +173,12 @@ def _has_port(entry: str) -> bool:
     return entry.startswith("/") or 1 <= int(entry.rpartition(":")[2]) <= MOST_PORT
 
 
-_LOG_LEVELS: Final = {"debug": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
-
-
-def _log_level(value: str | int) -> int:
-    if isinstance(value, str) and (level := _LOG_LEVELS.get(value.strip().lower())) is not None:
-        return level
-    with contextlib.suppress(ConfigError):
-        if 0 <= (number := whole(value)) <= 4:
-            return number
-    names = ", ".join(f"{name} ({number})" for name, number in _LOG_LEVELS.items())
-    raise ConfigError(f"{value!r} is not a log level; write {names}, or the number")
-
-
 def _path(value: str | os.PathLike[str]) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"{value!r} is not a path; write the name of a directory as text")
     if not os.fspath(value):
         raise ConfigError("the path is empty; name a directory, or leave the setting out")
     return expanded(value)
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{value!r} is not the name of a file; write one as text")
-    return value
 
 
 SAMPLE_SET: Final = "sampleset://"
@@ -257,7 +231,7 @@ def _setting(parse: Any, default: Any, help: str, *, factory: Any = None) -> Any
 class Config:
     """All settings. Each is a keyword, ``PREFEED_<NAME>`` in the environment and ``<name>`` in ``config.toml``.
 
-    All but ``places.USER_SETTINGS`` may also stand in ``prefeed.toml``.
+    All but ``places.USER_SETTINGS``, and the directory of ``disk``, may also stand in ``prefeed.toml``.
     """
 
     enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
@@ -272,46 +246,26 @@ class Config:
         "control-group limit and free space"
     )  # fmt: skip
     memory_dir: Path = _setting(_path, Path("/dev/shm"), "tmpfs directory that holds the memory tier")
-    disk: int = _setting(
-        _disk_bytes, 0, "bytes the disk tier may take on this node; 0 = no disk tier; auto = all but `disk_free`"
-    )
-    disk_dir: Path | None = _setting(
-        _optional_path, None, "directory of the disk tiers, with one subdirectory per node; auto = in the home"
-    )
-    disk_free: int | None = _setting(
-        _optional_bytes, None, "bytes that the disk tier leaves free on its file system; auto = a tenth of it"
+    disk: DiskBudget = _setting(
+        parse_disk,
+        DiskBudget(),
+        "bytes that the disk tier may take on this node, and its directory, as in 500GB:/nvme; without a directory, in "
+        "the home; 0 = no disk tier; auto = all but a tenth of the file system",
     )
     pool: str = _setting(
         _pool, "", "memcached servers that nodes share, as `host:port`, with commas between them; a path is a unix "
         "socket; none = no pool"
     )  # fmt: skip
-    pool_timeout: float = _setting(_pool_seconds, 0.5, "seconds one request to a pool server may take")
-    lookahead: int = _setting(_setting_bytes, 512 * MIB, "bytes that may be fetched ahead of each consumer")
-    max_in_flight: int = _setting(_count, 256, "maximum requests to one origin at a time")
     fetch_processes: int | None = _setting(
         _fetch_processes, None, "processes that fetch for the node server from web servers and S3; 0 = the server itself; auto = one when "
         "there is much to fetch, up to one per two cores when they are busy"
     )  # fmt: skip
-    request_timeout: float = _setting(_seconds, 30.0, "seconds one request to the origin may take")
-    retry_deadline: float = _setting(_seconds, 120.0, "seconds after which a failing fetch is given up")
     idle_timeout: float = _setting(_seconds, 600.0, "seconds without clients after which the server stops; 0 = never")
-    start_timeout: float = _setting(_seconds, 15.0, "seconds to wait for a server to start")
-    port: int = _setting(_port, 0, "TCP port on 127.0.0.1 that the server reserves without listening there; 0 = none")
-    log_level: int = _setting(
-        _log_level, 1, "messages in the server's log: debug (0), info (1), warning (2), error (3) or fatal (4)"
-    )
     metrics: str | None = _setting(
         _metrics, None, "address, `host:port` or a port of 127.0.0.1, at which the server shows metrics to Prometheus; "
         f"0 = none; auto = 127.0.0.1:{METRICS_PORT}, or a free port when that is taken"
     )  # fmt: skip
     autostart: bool = _setting(parse_bool, True, "let the first client start the node server")
-    start_ahead: bool = _setting(
-        parse_bool, True, "read samples in place while the server starts; 0 = wait for the server where an epoch begins"
-    )
-    read_in_place: bool = _setting(
-        parse_bool, True, "read files in place, without a server, while storage answers faster than the cache; 0 = always "
-        "use the cache"
-    )  # fmt: skip
     trust_samplers: bool = _setting(
         parse_bool, False, "read ahead with every sampler, not only with samplers known to draw their order up front"
     )
@@ -323,14 +277,6 @@ class Config:
         _reads, "samples", "which reads of files below the roots use the cache: `samples` = reads while samples are made; `all` "
         "= also all other reads, in any thread or child process, with `import prefeed.auto` and `prefeed run`"
     )  # fmt: skip
-    block_size: int = _setting(
-        _block_bytes, MIB, "bytes of one block: objects opened with `prefeed.open`, fsspec or `blocks+` URLs are cached in blocks"
-    )  # fmt: skip
-    max_object: int = _setting(
-        parse_bytes,
-        64 * MIB,
-        "size in bytes above which files opened by path are cached in blocks, not whole",
-    )
     read_once: bool = _setting(
         parse_bool, False, "free each object once it is consumed; 0 = keep objects for the next epoch"
     )
@@ -341,20 +287,16 @@ class Config:
         _age, 0.0, "maximum age in seconds of the listing that a new dataset uses; 0 = list for each dataset; "
         "inf = keep the first listing"
     )  # fmt: skip
-    batch_buffers: int = _setting(
-        _setting_bytes,
-        GIB,
-        "bytes of shared memory that a loader keeps and reuses for its workers' batches; 0 = none",
-    )
     report_interval: float = _setting(_seconds, 120.0, "seconds between two lines of hit rates in the log; 0 = none")
-    http_index: str = _setting(_name, "index.txt", "name of the index file on a plain HTTP server")
-    progress: bool = _setting(parse_bool, True, "show progress of listings on a terminal")
+
+    limits: Limits = Limits()
+    """Constants that tests replace; not a setting."""
 
     @property
     def disk_path(self) -> Path:
         """Directory of the disk tier of this kernel's first server; others beside it have one with another number."""
         name = f"{boot_name()}-0"
-        return self.disk_dir / name if self.disk_dir else self.home / "nodes" / name / "disk"
+        return self.disk.directory / name if self.disk.directory else self.home / "nodes" / name / "disk"
 
     @property
     def home_id(self) -> str:
@@ -401,25 +343,14 @@ def config_for_port(config: Config, port: int) -> Config:
     return config if port == DEFAULT_PORT else replace(config, home=config.home / "ports" / str(port))
 
 
-SETTINGS: Final = {f.name: f for f in fields(Config)}
+SETTINGS: Final = {f.name: f for f in fields(Config) if "parse" in f.metadata}
 
 SERVER_SETTINGS: Final = (
     "memory",
     "memory_dir",
-    "max_in_flight",
     "fetch_processes",
-    "request_timeout",
-    "retry_deadline",
-    "lookahead",
-    "block_size",
-    "max_object",
     "disk",
-    "disk_dir",
-    "disk_free",
     "pool",
-    "pool_timeout",
-    "port",
-    "log_level",
     "metrics",
 )
 """Those that a node server keeps from its start, whatever a client that comes later has."""
@@ -441,6 +372,7 @@ def resolve(
     *,
     environ: Mapping[str, str] | None = None,
     toml_path: Path | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> Config:
     """Return the settings in force: keywords, ``PREFEED_*``, ``prefeed.toml``, the user's ``config.toml``, defaults.
 
@@ -450,11 +382,12 @@ def resolve(
         overrides: Settings by name; ``None`` values mean "not given".
         environ: Defaults to the process's environment.
         toml_path: Defaults to ``prefeed.toml`` in the working directory.
+        limits: Values of ``Limits`` for a test, by name; the others are those of the process.
 
     Raises:
         ConfigError: An unknown name or an unusable value; the message says where it came from.
     """
-    return resolve_with_places(overrides, environ=environ, toml_path=toml_path)[0]
+    return resolve_with_places(overrides, environ=environ, toml_path=toml_path, limits=limits)[0]
 
 
 DEFAULT: Final = "default"
@@ -466,6 +399,7 @@ def resolve_with_places(
     *,
     environ: Mapping[str, str] | None = None,
     toml_path: Path | None = None,
+    limits: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, str]]:
     """Return the same as ``resolve``, and for each setting where its value comes from; see there."""
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
@@ -486,7 +420,7 @@ def resolve_with_places(
             if name not in values:
                 values[name] = parse_setting(name, raw, shown)
                 places[name] = shown
-    return Config(**values), places
+    return Config(**values, limits=replace(parse_limits(environ.get(LIMITS_VARIABLE, "")), **(limits or {}))), places
 
 
 _PREFIX: Final = "PREFEED_"
@@ -534,16 +468,17 @@ def parse_setting(name: str, value: Any, shown: str = "") -> Any:
 
 def is_size(name: str) -> bool:
     """Return whether the value of a setting is a number of bytes."""
-    sizes = (parse_bytes, _setting_bytes, _optional_bytes, _disk_bytes, _block_bytes)
-    return SETTINGS[name].metadata["parse"] in sizes
+    return SETTINGS[name].metadata["parse"] is _optional_bytes
 
 
 def as_text(name: str, value: Any) -> str:
     """Return the value of a setting as a variable of the environment says it."""
     if isinstance(value, tuple):
         return os.pathsep.join(value)
-    if is_size(name) and 0 < value < _LEAST_BARE_SIZE:
-        return f"{value}B"
+    if value is None:
+        return "auto"
+    if is_size(name):
+        return size_text(value)
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 

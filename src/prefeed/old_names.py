@@ -40,7 +40,6 @@ class Setting(NamedTuple):
 
 
 SETTINGS: Final[Mapping[str, Setting]] = {
-    "index": Setting("http_index"),
     "resident": Setting("read_once", is_opposite=True),
 }
 """Old name of a setting: its name now. Holds for keywords, ``PREFEED_*`` and files."""

@@ -17,7 +17,7 @@ from prefeed import old_names
 from prefeed.errors import ConfigError
 from prefeed.system.trust import why_not_trusted_file
 
-USER_SETTINGS: Final = ("home", "memory_dir", "disk_dir", "pool", "metrics")
+USER_SETTINGS: Final = ("home", "memory_dir", "pool", "metrics")
 """Where data go, where they come from, and who is told of it: no file that came with somebody's code may say so."""
 
 NO_HOME: Final = Path("/dev/null/no-home-directory")
@@ -165,7 +165,8 @@ def project_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
         ConfigError: It is no TOML, or has a setting that is not known.
     """
     table = read_settings(path, known)
-    refused = [name for name in USER_SETTINGS if table.pop(name, None) is not None]
+    with_directory = ("disk",) if ":" in str(table.get("disk", "")) else ()
+    refused = [name for name in (*USER_SETTINGS, *with_directory) if table.pop(name, None) is not None]
     if refused:
         say_once(
             f"{path.absolute()} names {', '.join(refused)}, which is ignored there: a file like it comes with any cloned repository; "

@@ -50,6 +50,16 @@ def parse_bytes(value: str | int) -> int:
     return size
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a size as settings are written: ``512MiB``, ``auto`` for ``EVERYTHING``."""
+    if size_bytes == EVERYTHING:
+        return "auto"
+    for unit, text in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size_bytes and size_bytes % unit == 0:
+            return f"{size_bytes // unit}{text}"
+    return f"{size_bytes}B" if size_bytes else "0"
+
+
 def number_of(value: object) -> float | int | None:
     """Convert a Python or numpy number; return None for text and other types.
 

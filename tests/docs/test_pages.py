@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import prefeed
+from limits import set_limits
 from pages import ROOT, run_page
 from snippets import read_page
 
@@ -31,8 +32,7 @@ PAGES = sorted(
 
 @pytest.fixture(autouse=True)
 def _settings_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PREFEED_READ_IN_PLACE", raising=False)
-    monkeypatch.delenv("PREFEED_START_AHEAD", raising=False)
+    set_limits(monkeypatch, read_in_place=True, start_ahead=True)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

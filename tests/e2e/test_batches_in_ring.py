@@ -22,7 +22,6 @@ import prefeed
 from e2e.automatic import auto
 from e2e.steps import Setup, assert_same, digest, observe, seed_all
 from leaks import wait_until
-from prefeed.config import resolve
 
 TorchLoader = torch.utils.data.DataLoader
 NUM_SAMPLES = 26
@@ -478,16 +477,23 @@ def not_large(samples: list[Any]) -> Any:
     [
         {"collate_fn": not_large},
         {"batch_size": None},
-        {"config": resolve({"batch_buffers": 0})},
-        {"config": resolve({"batch_buffers": "200KiB"})},
         {"num_workers": 0},
     ],
-    ids=["collate_fn", "no batches", "off", "too large", "no workers"],
+    ids=["collate_fn", "no batches", "no workers"],
 )
 def test_as_torch_sends_it(root: Path, kwargs: dict[str, Any]) -> None:
+    require_as_torch_sends_it(root, kwargs)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 200 * 1024], ids=["off", "too large"])
+def test_a_ring_without_memory(root: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
+    monkeypatch.setattr("prefeed.torch.attachment._BATCH_BUFFER_BYTES", most_bytes)
+    require_as_torch_sends_it(root, {})
+
+
+def require_as_torch_sends_it(root: Path, kwargs: dict[str, Any]) -> None:
     dataset = Pictures(root)
-    torchs = {key: value for key, value in kwargs.items() if key != "config"}
-    expected = [digest(batch) for batch in loader_of(dataset, TorchLoader, **torchs)]
+    expected = [digest(batch) for batch in loader_of(dataset, TorchLoader, **kwargs)]
     loader = loader_of(dataset, **kwargs)
     for _ in range(2):
         batches = list(loader)

@@ -19,6 +19,7 @@ import pytest
 
 import prefeed
 import servers
+from limits import set_limits
 from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import blocks_of
 from prefeed.config import current
@@ -43,8 +44,7 @@ def put(path: Path, data: bytes, second: int = 1_700_000_000) -> bytes:
 @pytest.fixture
 def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120)
     yield tmp_path
     close()
 
@@ -145,7 +145,7 @@ def test_a_file_of_a_local_disk_is_opened_as_it_is(root: Path, data: bytes, monk
 
 def test_a_file_larger_than_the_memory_tier_streams_through(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_MEMORY", "16MiB")
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "512KiB")
+    set_limits(monkeypatch, block_bytes=512 * 1024)
     expected = put(root / "x.bin", content(40 * 1024**2 + 5))
     for _ in range(2):
         with opened(root) as file:

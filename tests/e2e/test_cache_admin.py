@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from prefeed.cli.cache_admin import MOST_WORKERS, info_lines, parse
+from prefeed.cli.cache_admin import MOST_WORKERS, parse
 from prefeed.client.node import NodeClient
 from prefeed.config import config_for_port, resolve
 from prefeed.types import ServerStatus
@@ -113,7 +113,7 @@ def test_lines_have_the_form_that_scripts_read(admin: Admin, sandbox: Sandbox) -
     info = admin.ok("--server_info")
     workers = re.search(r"number of workers +(\d+)$", info, re.MULTILINE)
     assert workers
-    assert parse(["--start", "-w", workers[1]], {}).workers == min(resolve().max_in_flight, MOST_WORKERS)
+    assert parse(["--start", "-w", workers[1]], {}).workers == min(resolve().limits.max_in_flight, MOST_WORKERS)
     for words in (("hostname", "127.0.0.1"), ("port", str(admin.port)), ("log level", "1"), ("spill dir", "None")):
         assert re.search(r"\s+".join(words), info)
     assert info.splitlines()[-2:] == ["Active sessions:", str(session)]
@@ -129,12 +129,11 @@ def test_options_reach_the_server(admin: Admin, tmp_path: Path) -> None:
     admin.ok("--start", "-w", 7, "-l", 3, "-s", tmp_path, "-m", 4, "-r", 0.5)
     with NodeClient.connect(config_for_port(resolve(), admin.port), autostart=False) as node:
         settings = node.connection.settings
-    other = {**settings, "max_in_flight": "5000"}  # of a server that somebody else has started
-    assert f"5000 (by PREFEED_MAX_IN_FLIGHT; -w takes 1 to {MOST_WORKERS})" in "\n".join(info_lines(1, other, ()))
-    assert (settings["max_in_flight"], settings["log_level"], settings["port"]) == ("7", "3", str(admin.port))
-    assert Path(settings["disk_dir"]).parent == tmp_path
-    assert Path(settings["disk_dir"]).stat().st_mode & 0o777 == 0o700
-    assert int(settings["disk"]) > 0
+    assert (settings["workers"], settings["log_level"]) == ("7", "3")
+    size, _, directory = settings["disk"].partition(":")
+    assert size == "auto"
+    assert Path(directory).parent == tmp_path
+    assert Path(directory).stat().st_mode & 0o777 == 0o700
     info = admin.ok("--server_info")
     assert re.search(r"number of workers +7\b", info)
     assert re.search(rf"spill dir +{tmp_path}", info)

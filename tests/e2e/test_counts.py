@@ -17,6 +17,7 @@ import pytest
 import prefeed
 import servers
 from leaks import wait_until
+from limits import set_limits
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.store.reader import TierReader
@@ -109,7 +110,7 @@ def test_half_the_dataset(
 ) -> None:
     """W objects of which C fit: later epochs ask for about W - C."""
     monkeypatch.setenv("PREFEED_MEMORY", str(NUM_OBJECTS * OBJECT_BYTES // 2))
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", str(LOOKAHEAD_OBJECTS * OBJECT_BYTES))
+    set_limits(monkeypatch, lookahead_bytes=LOOKAHEAD_OBJECTS * OBJECT_BYTES)
     loader = loader_of(
         prefeed.datasets.Objects(server.url), num_workers=num_workers, persistent_workers=num_workers > 0
     )

@@ -34,6 +34,7 @@ import prefeed
 from e2e.automatic import auto
 from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import read_proc, wait_until
+from limits import set_limits
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.types import ServerStatus, Statistics
@@ -117,7 +118,7 @@ def test_server_that_answers_not_is_not_waited_for_100_seconds(
     paths: list[str], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch is read from the origin, and the reads are counted as such."""
-    monkeypatch.setenv("PREFEED_REQUEST_TIMEOUT", "0.1")
+    set_limits(monkeypatch, request_seconds=0.1)
     monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 0.0)
     monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
     monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 0.1)
@@ -216,7 +217,7 @@ def test_unread_files_of_epochs_broken_off_are_freed(tmp_path: Path, monkeypatch
     """Neither bytes nor requests are left when the loader is gone; nor does it grow from epoch to epoch."""
     paths = write_files(tmp_path / "data", count=120, size=100_000)
     monkeypatch.setenv("PREFEED_MEMORY", "6MiB")
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", "1MiB")
+    set_limits(monkeypatch, lookahead_bytes=1 << 20)
     loader = loader_of(Files(paths, contents), shuffle=True, num_workers=2)
     for _ in range(5):
         iterator = iter(loader)

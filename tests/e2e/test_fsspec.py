@@ -22,6 +22,7 @@ import pytest
 import prefeed
 import servers
 from leaks import wait_until
+from limits import set_limits
 from prefeed.errors import ConfigError, SampleSetNotFoundError, UnknownSchemeError
 from prefeed.files import close, filesystem
 from prefeed.files.filesystem import PrefeedFileSystem
@@ -37,8 +38,7 @@ ROWS = 60_000
 @pytest.fixture
 def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120)
     yield tmp_path
     close()
     PrefeedFileSystem.clear_instance_cache()

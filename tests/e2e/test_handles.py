@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import prefeed
 import prefeed.files
+from limits import set_limits
 from prefeed.client.node import NodeClient
 from prefeed.errors import ServerUnavailableError
 
@@ -36,7 +37,7 @@ def data_of(index: int) -> bytes:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
+    set_limits(monkeypatch, block_bytes=64 * 1024)
     with (
         zipfile.ZipFile(tmp_path / "x.zip", "w") as archive,
         tarfile.open(tmp_path / "x.tar", "w") as tar,
@@ -141,8 +142,8 @@ def test_a_handle_that_was_opened_once_gives_the_batches_and_errors_of_torch(
     for kwargs in cases:
         expected = outcome(DataLoader, open_it(root), **kwargs)
         assert len(expected) == (1 if "multiprocessing_context" in kwargs else 6)
-        for in_place in ("0", "1"):
-            monkeypatch.setenv("PREFEED_READ_IN_PLACE", in_place)
+        for in_place in (False, True):
+            set_limits(monkeypatch, read_in_place=in_place)
             assert outcome(prefeed.DataLoader, open_it(root), **kwargs) == expected
 
 
@@ -173,8 +174,7 @@ def test_a_dataset_that_was_let_go_is_gone_while_a_server_may_be_joined(
         raise ServerUnavailableError("it does not start")
 
     monkeypatch.setattr(NodeClient, "connect", wait)
-    monkeypatch.setenv("PREFEED_READ_IN_PLACE", "0" if starts else "1")
-    monkeypatch.setenv("PREFEED_START_AHEAD", "1")
+    set_limits(monkeypatch, read_in_place=not starts, start_ahead=True)
     for _ in range(3):
         dataset = Handle(BY_PATH["lmdb"](root))
         loader = prefeed.DataLoader(dataset, batch_size=5, collate_fn=list)

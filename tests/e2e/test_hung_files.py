@@ -10,6 +10,7 @@ import pytest
 import prefeed
 from e2e.hashed import Hashed, kept, name_of, write_hashed
 from leaks import wait_until
+from limits import set_limits
 from slow_files import slow_files
 
 NUM_SAMPLES = 24
@@ -19,8 +20,7 @@ HUNG = 9
 @pytest.mark.parametrize("in_place", [False, True])
 def test_time_out_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
     if in_place:
-        monkeypatch.delenv("PREFEED_READ_IN_PLACE")
-        monkeypatch.delenv("PREFEED_START_AHEAD")
+        set_limits(monkeypatch, read_in_place=True, start_ahead=True)
     source = write_hashed(tmp_path / "data", Hashed(tmp_path / "data", NUM_SAMPLES))
     with slow_files(source, silent=name_of(HUNG)) as slow:
         dataset = Hashed(slow.path, NUM_SAMPLES)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Subset
 import prefeed
 from e2e.hashed import Hashed, HashedInBatches, kept, write_hashed
 from leaks import wait_until
+from limits import set_limits
 from prefeed.client import in_place
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
@@ -67,8 +68,7 @@ kinds = pytest.mark.parametrize(
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = write_hashed(tmp_path / "data", Hashed(tmp_path / "data", NUM_SAMPLES))
     monkeypatch.setenv("PREFEED_ROOTS", str(root))
-    monkeypatch.setenv("PREFEED_READ_IN_PLACE", "1")
-    monkeypatch.setenv("PREFEED_START_AHEAD", "1")
+    set_limits(monkeypatch, read_in_place=True, start_ahead=True)
     return root
 
 
@@ -199,7 +199,7 @@ def test_storage_that_slows_down(root: Path, monkeypatch: pytest.MonkeyPatch, wo
 
 def test_the_loop_does_not_wait_for_a_server(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch begins and ends while the server starts; a later one joins it."""
-    monkeypatch.setenv("PREFEED_READ_IN_PLACE", "0")
+    set_limits(monkeypatch, read_in_place=False)
     ours, truth = loader_of(Hashed(root, NUM_SAMPLES)), truth_of(Hashed(root, NUM_SAMPLES))
     assert epoch(ours, until_joined_after=1) == list(truth)
     assert wait_until(lambda: num_reads() == NUM_SAMPLES, timeout_seconds=60)
@@ -281,7 +281,7 @@ def test_a_dataset_of_prefeed_is_read_while_its_server_starts(root: Path, sandbo
 
 
 def test_a_server_that_runs_is_asked_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFEED_READ_IN_PLACE", "0")
+    set_limits(monkeypatch, read_in_place=False)
     NodeClient.connect(resolve()).close()
     ours, truth = loader_of(Hashed(root, NUM_SAMPLES)), truth_of(Hashed(root, NUM_SAMPLES))
     assert list(ours) == list(truth)

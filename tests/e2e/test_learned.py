@@ -20,6 +20,7 @@ import prefeed
 import warm
 from e2e.hashed import SMALLEST_BYTES, Hashed, HashedInBatches, InMemory, kept, name_of, write_hashed
 from leaks import wait_until
+from limits import set_limits
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.testing.slow_directory import SlowDirectory
@@ -303,7 +304,7 @@ def test_dataset_that_opens_nothing(root: Path, caplog: pytest.LogCaptureFixture
 def test_file_that_is_too_large(root: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]) -> None:
     """It is read past the cache, and all others through it."""
     most = SMALLEST_BYTES + NUM_SAMPLES - 11
-    monkeypatch.setenv("PREFEED_MAX_OBJECT", str(most))
+    set_limits(monkeypatch, max_object_bytes=most)
     dataset = Hashed(root, NUM_SAMPLES)
     ours, truth = loader_of(dataset, **workers), truth_of(dataset, **workers)
     for _ in range(3):

@@ -18,6 +18,7 @@ import prefeed
 import servers
 from e2e.images import make_image_folder
 from e2e.parity import stop_server
+from limits import set_limits
 from mounting import dead_fuse, mounted, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
 from prefeed.copying.staging import StageRequest, stage
@@ -132,7 +133,7 @@ def test_an_error_that_is_not_of_one_directory_fails_the_listing(
         return scandir(path)
 
     monkeypatch.setenv("PREFEED_ENABLED", "0")
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "0.1")
+    set_limits(monkeypatch, retry_seconds=0.1)
     with monkeypatch.context() as patched, pytest.raises(prefeed.errors.SourceError, match="class1"):
         patched.setattr(os, "scandir", fail)
         prefeed.datasets.Objects(tmp_path)
@@ -151,7 +152,7 @@ def bucket(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[server
     with servers.bucket_server(objects) as server:
         for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": server.url}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
+        set_limits(monkeypatch, start_seconds=120)
         yield server
         close()
         prefeed.datasets._readers.close()

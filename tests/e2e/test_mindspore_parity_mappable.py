@@ -45,6 +45,7 @@ from e2e.parity import (
 )
 from e2e.parity_job import digest
 from e2e.parity_readers import RandomData, decode, decode_and_resize, folder, rescale, write_folder
+from limits import set_limits
 from prefeed.errors import EmptyListingError, RandomStageError, SpillingDisabledError
 
 NUM_ROWS = 8
@@ -386,7 +387,7 @@ def test_parallel_workers(root: Path, session: int, cached_step: str, num_worker
 
 
 def server_workers(root: Path, monkeypatch: pytest.MonkeyPatch, count: str) -> None:
-    monkeypatch.setenv("PREFEED_MAX_IN_FLIGHT", count)  # cache_admin --start -w
+    set_limits(monkeypatch, max_in_flight=int(count))  # cache_admin --start -w
     pipeline, _ = over_map(folder(root), make_session())
     assert_cached(pipeline, decoded(root))
 

@@ -35,6 +35,7 @@ from e2e.parity import (
 )
 from e2e.parity_job import digest
 from e2e.parity_readers import RandomData, decode, decode_and_resize, folder, write_folder
+from limits import set_limits
 from prefeed.errors import CacheInUseError, CacheNotInUseError, RandomStageError
 
 NUM_ROWS = 12
@@ -327,7 +328,7 @@ def test_parallel_workers(records: Any, session: int, over: Any) -> None:
 
 
 def server_workers(records: Any, monkeypatch: pytest.MonkeyPatch, count: str) -> None:
-    monkeypatch.setenv("PREFEED_MAX_IN_FLIGHT", count)  # cache_admin --start -w
+    set_limits(monkeypatch, max_in_flight=int(count))  # cache_admin --start -w
     assert_cached(over_map(records, make_session())[1], in_order(records))
 
 

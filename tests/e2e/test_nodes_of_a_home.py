@@ -82,10 +82,10 @@ SEED = object()
 def nodes(sandbox: Sandbox) -> Iterator[list[HomeNode]]:
     """Two kernels, whose runtime directories are one volume, and another container of the first with one of its own."""
     boots = [str(uuid.uuid4()) for _ in range(2)]
-    settings = {"roots": sandbox.root / "data", "disk": "64MiB", "disk_free": 0}
-    disk_dir = {"disk_dir": sandbox.root / "disk"}
+    settings = {"roots": sandbox.root / "data", "disk": "64MiB"}
+    disk_dir = {"disk": f"64MiB:{sandbox.root / 'disk'}"}
     places = [("a", boots[0], "ab", {}), ("b", boots[1], "ab", disk_dir), ("c", boots[0], "c", disk_dir)]
-    started = [HomeNode(sandbox, name, boot, place, **settings, **more) for name, boot, place, more in places]
+    started = [HomeNode(sandbox, name, boot, place, **(settings | more)) for name, boot, place, more in places]
     refusals = {node.answer() for node in started}
     if refusals == {""}:
         yield started

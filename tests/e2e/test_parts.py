@@ -10,6 +10,7 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 import prefeed
+from limits import set_limits
 
 NUM_OBJECTS = 640
 SIZE = 96 * 1024
@@ -38,7 +39,7 @@ def requests_by_epoch(sampler: DistributedSampler[Any], dataset: Any, epochs: in
 
 def test_what_is_read_in_the_next_epoch_too_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_MEMORY", str(int(ROOM * NUM_OBJECTS * SIZE)))
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", str(8 * SIZE))
+    set_limits(monkeypatch, lookahead_bytes=8 * SIZE)
     dataset = prefeed.datasets.Objects(origin(tmp_path / "data"))
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=NODES, rank=0)
     parts = []

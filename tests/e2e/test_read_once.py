@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import prefeed
 from e2e.hashed import Hashed, kept, name_of
 from leaks import wait_until
+from limits import set_limits
 from prefeed.testing.slow_directory import SlowDirectory
 from prefeed.types import Statistics
 from slow_files import slow_files
@@ -66,7 +67,7 @@ def slow(source: Path) -> Iterator[SlowDirectory]:
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_MEMORY", str(MEMORY))
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", str(LOOKAHEAD))
+    set_limits(monkeypatch, lookahead_bytes=LOOKAHEAD)
 
 
 @contextmanager

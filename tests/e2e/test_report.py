@@ -20,6 +20,7 @@ import prefeed
 from e2e.automatic import auto
 from e2e.images import NUM_IMAGES, make_image_folder
 from leaks import wait_until
+from limits import set_limits
 from sandbox import Sandbox, end_all, servers_of
 
 NUM_SAMPLES = 46
@@ -135,7 +136,7 @@ def test_best_possible_ratio_is_the_share_that_fits(root: Path, said: Said, monk
     file_bytes = 100_000
     for file in root.iterdir():
         file.write_bytes(bytes(file_bytes))
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", str(8 * file_bytes))
+    set_limits(monkeypatch, lookahead_bytes=8 * file_bytes)
     monkeypatch.setenv("PREFEED_MEMORY", "5MiB")
     loader = prefeed.DataLoader(Told(root, files_each=2), batch_size=4, shuffle=True)
     for _ in range(2):

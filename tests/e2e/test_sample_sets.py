@@ -105,7 +105,9 @@ def test_a_loader_finds_the_node_of_its_set(directory: Path, context: str | None
 def test_below_subsets_and_with_a_loaders_own_settings(directory: Path) -> None:
     with set_of(sample_set(source={"uri": str(directory)})):
         dataset = Subset(prefeed.datasets.Objects("sampleset://imagenet", first_byte), range(6))
-        loader = prefeed.DataLoader(dataset, batch_size=3, config=resolve({"batch_buffers": 0, "lookahead": "1MiB"}))
+        loader = prefeed.DataLoader(
+            dataset, batch_size=3, config=resolve({"read_once": True}, limits={"lookahead_bytes": 1 << 20})
+        )
         assert len(seen(loader)) == 6
         assert statistics().reads == 6
         del loader

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import prefeed
+from limits import set_limits
 from prefeed.client.block_file import BlockFile
 from prefeed.files import close
 from prefeed.files.shards import OpenedAhead
@@ -35,8 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning") 
 @pytest.fixture
 def paths(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setenv("PREFEED_ROOTS", str(tmp_path))
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120)
     for shard in range(6):
         with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
             for sample in range(SAMPLES):

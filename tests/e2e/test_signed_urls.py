@@ -20,6 +20,7 @@ import torch
 
 import prefeed
 import servers
+from limits import set_limits
 from prefeed.api import _readers
 from prefeed.config import resolve
 from prefeed.errors import AccessDeniedError, CannotListError, CredentialsError
@@ -94,8 +95,7 @@ KINDS: list[Callable[[int], str]] = [s3, google, azure, cloudfront]
 
 @pytest.fixture
 def store(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signed]:
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120)
     root = tmp_path / "www"
     (root / "d").mkdir(parents=True)
     (root / "d" / "x.bin").write_bytes(DATA)

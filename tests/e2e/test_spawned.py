@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import prefeed
 from e2e.hashed import Hashed, kept, write_hashed
+from limits import limits_text, set_limits
 from prefeed.client import in_place
 from sandbox import Sandbox, servers_of
 
@@ -57,7 +58,7 @@ WITH_TORCH = modules("""
     after_import auto config errors frameworks frameworks.hooks
     interception interception.asking interception.events interception.files
     interception.reading interception.scope interception.threads interception.writing
-    loaders loaders.replacing old_names places quantities
+    limits loaders loaders.replacing old_names places quantities
     system system.machine system.trust
     tally tally.estimate tally.opens tally.program torch torch.patch
 """)
@@ -81,7 +82,7 @@ def test_what_spawned_processes_import(tmp_path: Path) -> None:
     for number in range(4):
         (root / str(number)).write_text(f"sample {number}")
     program.write_text(PROGRAM)
-    settings = {"PREFEED_ROOTS": str(root), "PREFEED_READ_IN_PLACE": "1", "PREFEED_AUTOSTART": "0"}
+    settings = {"PREFEED_ROOTS": str(root), "PREFEED_LIMITS": limits_text(read_in_place=True), "PREFEED_AUTOSTART": "0"}
     ended = subprocess.run(
         [sys.executable, "-m", "prefeed", "run", str(program), str(root)],
         env={**os.environ, **settings}, capture_output=True, text=True, check=False,
@@ -123,5 +124,5 @@ def test_quick_storage_needs_no_server(root: Path, sandbox: Sandbox) -> None:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = write_hashed(tmp_path / "data", Hashed(tmp_path / "data", 32))
     monkeypatch.setenv("PREFEED_ROOTS", str(root))
-    monkeypatch.setenv("PREFEED_READ_IN_PLACE", "1")
+    set_limits(monkeypatch, read_in_place=True)
     return root

@@ -13,6 +13,7 @@ import pytest
 
 import prefeed
 import servers
+from limits import set_limits
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.errors import AccessDeniedError, CredentialsError, SourceError
@@ -28,9 +29,7 @@ KEY = "c2VjcmV0LWtleQ=="
 @pytest.fixture
 def server(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.FileServer]:
     """Has one object, ``d/x.gz``, in a bucket or container ``b``, which it lists as Google and Azure do."""
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "1")
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120, retry_seconds=1)
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_", "STORAGE_"))]:
         monkeypatch.delenv(name)
     (tmp_path / "b" / "d").mkdir(parents=True)

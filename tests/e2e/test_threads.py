@@ -27,6 +27,7 @@ import prefeed.api
 import warm
 from e2e.hashed import Hashed, kept, read, write_hashed
 from leaks import wait_until
+from limits import set_limits
 from prefeed.client.blocks import close_blocks
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
@@ -292,8 +293,7 @@ class AllInThreads(Hashed):
 
 def test_slow_storage_is_noticed_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch that began in place is served once its reads are found to be slow."""
-    monkeypatch.delenv("PREFEED_START_AHEAD")
-    monkeypatch.delenv("PREFEED_READ_IN_PLACE")
+    set_limits(monkeypatch, start_ahead=True, read_in_place=True)
     source = write_hashed(tmp_path / "data", AllInThreads(tmp_path / "data", NUM_SAMPLES))
     with slow_files(source, open_seconds=0.01) as slow:
         loader = prefeed.DataLoader(AllInThreads(slow.path, NUM_SAMPLES), batch_size=4, collate_fn=kept)

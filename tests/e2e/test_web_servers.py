@@ -13,6 +13,7 @@ import pytest
 
 import prefeed
 import servers
+from limits import set_limits
 from prefeed.errors import ObjectChangedError, ObjectNotFoundError, SourceError
 from prefeed.files import close
 from sandbox import Sandbox
@@ -28,9 +29,7 @@ def root(
     request: pytest.FixtureRequest, tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     monkeypatch.setenv("PREFEED_ENABLED", str(int(request.param)))
-    monkeypatch.setenv("PREFEED_BLOCK_SIZE", "64KiB")
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "120")
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "1")
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120, retry_seconds=1)
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
         os.utime(tmp_path / name, (1_700_000_000, 1_700_000_000))
@@ -97,8 +96,8 @@ def test_a_file_too_large_for_a_server_without_ranges(
     python_server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = python_server
-    monkeypatch.setenv("PREFEED_MAX_OBJECT", str(len(LARGE) - 1))
-    with pytest.raises(SourceError, match=r"large\.bin: .*\(Range\).* 320,000 bytes, max_object is 319,999"):
+    set_limits(monkeypatch, max_object_bytes=len(LARGE) - 1)
+    with pytest.raises(SourceError, match=r"large\.bin: .*\(Range\).* 320,000 bytes, the maximum is 319,999"):
         prefeed.open(f"{url}/large.bin")
 
 

@@ -16,6 +16,7 @@ from torchvision import datasets as torchvision_datasets
 import prefeed
 import servers
 from e2e.images import Pixels, make_image_folder
+from limits import set_limits
 from prefeed import errors
 from prefeed.files import close
 from prefeed.vision import ResizeCropNormalize
@@ -120,7 +121,7 @@ def test_bucket_that_is_not_there(act: Any, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("act", [Objects, prefeed.open], ids=["dataset", "open"])
 def test_endpoint_that_is_wrong(act: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody answers there, or a server that is no store."""
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "0.1")
+    set_limits(monkeypatch, retry_seconds=0.1)
     for name, value in servers.S3_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with servers.http_server(tmp_path) as server:
@@ -158,7 +159,7 @@ def test_web_server_without_listing(tmp_path: Path) -> None:
     ("name", "value", "words"),
     [
         ("PREFEED_MEMORY", "lots", "PREFEED_MEMORY: 'lots' is not a size; write it like 8GiB"),
-        ("PREFEED_MAX_IN_FLIGHT", "0", "PREFEED_MAX_IN_FLIGHT: must be at least 1"),
+        ("PREFEED_FETCH_PROCESSES", "65", "PREFEED_FETCH_PROCESSES: must be 0 to 64"),
         ("PREFEED_ENABLED", "maybe", "PREFEED_ENABLED: 'maybe' is neither true nor false"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 
 import prefeed
 from e2e.parity import make_session
+from limits import set_limits
 from prefeed.config import resolve
 from prefeed.store.layout import PAGE_BYTES
 from process.children import child_running
@@ -59,7 +60,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> I
     monkeypatch.setenv("PREFEED_ROOTS", str(root))
     monkeypatch.setenv("PREFEED_MEMORY", "64MiB")
     monkeypatch.setenv("PREFEED_DISK", "64MiB")
-    monkeypatch.setenv("PREFEED_DISK_FREE", "0")
+    set_limits(monkeypatch, disk_free_bytes=0)
     yield root
     prefeed.datasets._readers.close()
 

@@ -131,7 +131,7 @@ def test_what_its_user_has_in_a_home_stays(root: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("PREFEED_DISK", "1MiB")
     for disk_dir in (None, disk):
         if disk_dir is not None:
-            monkeypatch.setenv("PREFEED_DISK_DIR", str(disk_dir))
+            monkeypatch.setenv("PREFEED_DISK", f"1MiB:{disk_dir}")
         objects = prefeed.datasets.Objects(root)
         assert objects[0] == Path(root / objects.path(0)).read_bytes()
         prefeed.datasets._readers.close()
@@ -336,7 +336,7 @@ def test_a_full_home_says_what_to_free_or_set(
 def test_a_disk_that_is_full_is_named_in_readable_sizes() -> None:
     full, kept = (disk_notice(1 << 30, 0, floor, Path("/data")) or "" for floor in (0, 5 << 20))
     assert "may take 0 B: the file system of /data has no more; free space there" in full
-    assert "has no more beyond the 5.0 MiB that stay free (PREFEED_DISK_FREE)" in kept
+    assert "has no more beyond the 5.0 MiB that stay free" in kept
     assert disk_notice(1 << 30, 1 << 30, 0, Path("/data")) is None
 
 

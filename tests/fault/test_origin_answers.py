@@ -14,6 +14,7 @@ import pytest
 
 import prefeed
 import servers
+from limits import set_limits
 from prefeed import errors
 from prefeed.config import resolve
 from prefeed.sources import answers as checked_answers
@@ -38,8 +39,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture(params=["index", "webdav"])
 def server(root: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.FileServer]:
     """Lists sizes alone, or sizes and etags."""
-    monkeypatch.setenv("PREFEED_REQUEST_TIMEOUT", "2")
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "1")
+    set_limits(monkeypatch, request_seconds=2, retry_seconds=1)
     if request.param == "index":
         servers.write_index(root)
     with servers.http_server(root, webdav=request.param == "webdav") as server:
@@ -307,7 +307,7 @@ def test_another_part_than_was_asked_for(
 @pytest.mark.parametrize("changed", [False, True], ids=["a page", "another object"])
 def test_a_store_that_answers_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bool) -> None:
     """Moto's S3 behind a proxy that has a page of its own, or an object with another etag, in place of one object."""
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "1")
+    set_limits(monkeypatch, retry_seconds=1)
     with servers.moto_server() as moto, servers.http_server(tmp_path) as front:
         front.behind = moto
         for name, value in {**servers.S3_ENVIRONMENT, "AWS_ENDPOINT_URL": front.url, "AWS_ALLOW_HTTP": "true"}.items():

@@ -13,6 +13,7 @@ import pytest
 
 import prefeed
 import servers
+from limits import set_limits
 from prefeed import errors
 
 NUM_OBJECTS = 24
@@ -30,8 +31,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.FileServer]:
-    monkeypatch.setenv("PREFEED_REQUEST_TIMEOUT", "1")
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "3")
+    set_limits(monkeypatch, request_seconds=1, retry_seconds=3)
     with servers.http_server(root) as server:
         yield server
 
@@ -39,7 +39,7 @@ def server(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.File
 @pytest.fixture
 def one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server fetches one object ahead, and no more: what comes later in the epoch is still at the origin."""
-    monkeypatch.setenv("PREFEED_LOOKAHEAD", "1B")
+    set_limits(monkeypatch, lookahead_bytes=1)
 
 
 def first(times: int, answer: servers.Answer) -> servers.Answer:
@@ -76,7 +76,7 @@ def test_a_listing_waits_for_an_origin_that_asks_for_patience(
 ) -> None:
     """More refusals than the client library takes by itself; what a listing cannot have at all is said at once, see test_bad_input."""
     monkeypatch.setenv("PREFEED_ENABLED", enabled)
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "30")
+    set_limits(monkeypatch, retry_seconds=30)
     server.answers["/index.txt"] = first(6, servers.status(503))
     assert len(objects(server.url)) == NUM_OBJECTS
 
@@ -159,7 +159,7 @@ def test_lasting_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The reader of that sample gets the origin's error with the full path; the samples before it were right."""
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "0.5")
+    set_limits(monkeypatch, retry_seconds=0.5)
     dataset = objects(server.url)
     server.answers["/13.bin"] = answer
     loader = prefeed.DataLoader(dataset, batch_size=None, num_workers=num_workers)

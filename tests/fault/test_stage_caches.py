@@ -121,8 +121,7 @@ def fill(path: Path) -> None:
 
 def spilling(monkeypatch: pytest.MonkeyPatch, directory: Path, *, disk: str, count: int) -> Any:
     """Return a cache of 1 MB in memory that spills into a directory."""
-    monkeypatch.setenv("PREFEED_DISK", disk)
-    monkeypatch.setenv("PREFEED_DISK_DIR", str(directory))
+    monkeypatch.setenv("PREFEED_DISK", f"{disk}:{directory}")
     return prefeed.CachedDataset(noise(count), prefeed.DatasetCache(make_session(), size=1, spilling=True))
 
 

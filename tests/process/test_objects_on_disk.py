@@ -19,11 +19,13 @@ from torchvision import datasets as torchvision_datasets
 
 import prefeed
 import servers
+from limits import set_limits
 from prefeed.cli.main import cli
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.errors import ServerError
+from prefeed.limits import LIMITS_VARIABLE
 from prefeed.store.shared import SharedTier
 from prefeed.types import DiskCounts, Statistics
 from process.conditions import NUM_OBJECTS, OBJECT_BYTES, kill, make_objects, server_pid, status, wait_for
@@ -38,9 +40,8 @@ TOO_SMALL = "5MiB"
 @pytest.fixture(autouse=True)
 def _disk(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> Iterator[None]:
     monkeypatch.setenv("PREFEED_MEMORY", TOO_SMALL)
-    monkeypatch.setenv("PREFEED_DISK", "64MiB")
-    monkeypatch.setenv("PREFEED_DISK_DIR", str(sandbox.root / "disk"))
-    monkeypatch.setenv("PREFEED_DISK_FREE", "0")
+    monkeypatch.setenv("PREFEED_DISK", f"64MiB:{sandbox.root / 'disk'}")
+    set_limits(monkeypatch, disk_free_bytes=0)
     yield
     prefeed.datasets._readers.close()
 
@@ -344,7 +345,7 @@ def taken_bytes() -> int:
 
 
 def test_the_budget_holds(root: Path, origin: servers.FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFEED_DISK", "4MiB")
+    monkeypatch.setenv("PREFEED_DISK", f"4MiB:{resolve().disk.directory}")
     objects = prefeed.datasets.Objects(origin.url)
     for _ in range(3):
         read_epoch(objects, root)
@@ -356,7 +357,7 @@ def test_the_budget_holds(root: Path, origin: servers.FileServer, monkeypatch: p
 
 
 def test_other_data_take_the_room_of_unused_data(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFEED_DISK", "4MiB")
+    monkeypatch.setenv("PREFEED_DISK", f"4MiB:{resolve().disk.directory}")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     for file in sorted(root.iterdir()):
@@ -407,8 +408,9 @@ def test_the_floor_holds_and_costs_nothing(
     root: Path, origin: servers.FileServer, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, disk: str
 ) -> None:
     """A tenth stays free; when others take it, what is on disk outlives the server all the same."""
-    monkeypatch.setenv("PREFEED_DISK", disk)
-    monkeypatch.setenv("PREFEED_DISK_FREE", "auto")
+    monkeypatch.setenv("PREFEED_DISK", f"{disk}:{sandbox.root / 'disk'}")
+    monkeypatch.delenv(LIMITS_VARIABLE)
+    set_limits(monkeypatch, start_ahead=False, read_in_place=False)
     with small_file_system(sandbox.root / "disk", "8m") as small:
         objects = prefeed.datasets.Objects(origin.url)
         for _ in range(2):
@@ -425,7 +427,7 @@ def test_the_floor_holds_and_costs_nothing(
         assert after.objects == before
         assert after.reads >= before // 2
         with NodeClient.connect(resolve()) as node:
-            assert any("PREFEED_DISK_FREE" in notice for notice in node.status().notices)
+            assert any("that stay free" in notice for notice in node.status().notices)
         stop()
 
 
@@ -435,7 +437,7 @@ def test_less_is_asked_for_than_is_there(
     read_epoch(prefeed.datasets.Objects(origin.url), root)
     on_disk()
     stop()
-    monkeypatch.setenv("PREFEED_DISK", "4MiB")
+    monkeypatch.setenv("PREFEED_DISK", f"4MiB:{resolve().disk.directory}")
     read_epoch(prefeed.datasets.Objects(origin.url), root)
     assert on_disk(40).objects < 105
     assert taken_bytes() <= 4 * MIB
@@ -454,8 +456,8 @@ def test_a_directory_that_somebody_removes(root: Path, origin: servers.FileServe
 def test_a_directory_that_cannot_be_used_is_said(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The server does not start, and says why; training goes on without."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PREFEED_DISK_DIR", str(tmp_path / "file" / "disk"))
-    with pytest.raises(ServerError, match="PREFEED_DISK_DIR"):
+    monkeypatch.setenv("PREFEED_DISK", f"64MiB:{tmp_path / 'file' / 'disk'}")
+    with pytest.raises(ServerError, match="PREFEED_DISK=500GB:/nvme"):
         start_server(resolve())
 
 
@@ -466,7 +468,7 @@ def test_two_homes_cannot_have_one_disk_tier(
     read_epoch(prefeed.datasets.Objects(origin.url), root)
     with monkeypatch.context() as other:
         other.setenv("PREFEED_HOME", str(sandbox.root / "other"))
-        with pytest.raises(ServerError, match="its own PREFEED_DISK_DIR"):
+        with pytest.raises(ServerError, match="its own directory in PREFEED_DISK"):
             start_server(resolve())
     wait_for(lambda: prefeed.statistics().disk.objects > 0, "the disk tier to be written")
     kill(server_pid())

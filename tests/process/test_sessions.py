@@ -30,7 +30,7 @@ VALUE = 200 * KIB
 
 @contextmanager
 def connected(**settings: object) -> Iterator[Connection]:
-    with closing(Connection.open(resolve(settings))) as connection:
+    with closing(Connection.open(resolve(settings, limits={"disk_free_bytes": 0}))) as connection:
         yield connection
 
 
@@ -61,7 +61,7 @@ def test_sessions_continue_after_the_server_was_killed() -> None:
 
 
 def test_a_stopped_server_takes_memory_along_and_leaves_the_disk(sandbox: Sandbox) -> None:
-    with connected(disk="1GiB", disk_free=0) as connection:
+    with connected(disk="1GiB") as connection:
         in_memory, on_disk = NodeClient(connection).new_session(), NodeClient(connection).new_session()
         open_cache(connection, in_memory, 1, description="decode")
         opened = open_cache(connection, on_disk, 2, description="resize", spilling=True)
@@ -69,7 +69,7 @@ def test_a_stopped_server_takes_memory_along_and_leaves_the_disk(sandbox: Sandbo
     with NodeClient.connect(resolve(), autostart=False) as node:
         node.stop()
     assert not store_of(sandbox).exists()
-    with connected(disk="1GiB", disk_free=0) as connection:
+    with connected(disk="1GiB") as connection:
         assert [one.session for one in list_sessions(connection)] == [on_disk]
         found = cache_of(connection, on_disk)
         assert (found.description, found.spilling) == ("resize", True)

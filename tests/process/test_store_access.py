@@ -248,8 +248,7 @@ def test_what_a_job_says_is_kept_nowhere(
     open_stores: ExitStack, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nor is what the server was started with used: a job without keys speaks without."""
-    monkeypatch.setenv("PREFEED_DISK", "16MiB")
-    monkeypatch.setenv("PREFEED_DISK_DIR", str(sandbox.root / "disk"))
+    monkeypatch.setenv("PREFEED_DISK", f"16MiB:{sandbox.root / 'disk'}")
     store = open_stores.enter_context(tenants_server({"key-of-a-job": objects("ours"), "": objects("none")}))
     speak(monkeypatch, store, "key-of-a-job", token=TOKEN)
     assert epoch() == list(objects("ours").values())

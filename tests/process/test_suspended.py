@@ -18,6 +18,7 @@ import pytest
 import prefeed
 from cache_user import key_of, value_of
 from leaks import read_proc
+from limits import set_limits
 from prefeed.client.launch import try_connect
 from prefeed.client.node import NodeClient
 from prefeed.config import MIB, resolve
@@ -241,7 +242,7 @@ def test_the_server_while_a_loop_tells_it_how_far_it_is(
     monkeypatch.setattr("prefeed.client.consumer._COUNTS_SECONDS", 0.3)
     monkeypatch.setattr("prefeed.client.connection._GREETING_SECONDS", 0.3)
     monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 0.3)
-    monkeypatch.setenv("PREFEED_REQUEST_TIMEOUT", "0.1")
+    set_limits(monkeypatch, request_seconds=0.1)
     root = tmp_path / "data"
     root.mkdir()
     for index in range(400):
@@ -271,7 +272,7 @@ def _hold(path: Path, pipe: Pipe) -> None:
 
 def test_who_starts_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock is kept by a process that does not come to listen: the program trains, and later epochs have a plan."""
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "0.5")
+    set_limits(monkeypatch, start_seconds=0.5)
     root = tmp_path / "data"
     root.mkdir()
     for index in range(10):
@@ -284,7 +285,7 @@ def test_who_starts_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert [objects[index] for index in range(10)] == expected
         loader = prefeed.DataLoader(objects, batch_size=1, collate_fn=lambda batch: batch[0])
         assert list(loader) == expected
-    monkeypatch.setenv("PREFEED_START_TIMEOUT", "30")
+    set_limits(monkeypatch, start_seconds=30)
     wait_for(lambda: list(loader) == expected and is_served(loader), "a plan")
     wait_for(lambda: objects[1] == b"1" and prefeed.statistics().hits > 0, "reads of the cache")
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from limits import set_limits
 from sandbox import Sandbox, servers_of
 from slow_files import slow_files
 
@@ -142,9 +143,8 @@ def test_a_file_system_that_is_mounted_again(data: Path, ours: Path, else_s: Pat
 
 def test_one_server_after_the_other(data: Path, ours: Path, else_s: Path, sandbox: Sandbox, monkeypatch: Any) -> None:
     """Each container has the server of its own time; the disk tier and the listings of the first are still there."""
-    monkeypatch.setenv("PREFEED_DISK", "64MiB")
-    monkeypatch.setenv("PREFEED_DISK_DIR", str(sandbox.root / "disk"))
-    monkeypatch.setenv("PREFEED_DISK_FREE", "0")
+    monkeypatch.setenv("PREFEED_DISK", f"64MiB:{sandbox.root / 'disk'}")
+    set_limits(monkeypatch, disk_free_bytes=0)
     from prefeed.client.node import NodeClient
     from prefeed.config import resolve
 

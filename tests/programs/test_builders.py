@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import servers
+from limits import set_limits
 from sandbox import Sandbox
 
 if importlib.util.find_spec("datasets") is None:
@@ -38,10 +39,11 @@ FORMS = (
 @pytest.fixture
 def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {
-        "PREFEED_ROOTS": str(tmp_path), "PREFEED_BLOCK_SIZE": "64KiB", "PREFEED_START_TIMEOUT": "120",
+        "PREFEED_ROOTS": str(tmp_path),
         "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "0",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120)
     return tmp_path
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import servers
 from leaks import wait_until
+from limits import set_limits
 from sandbox import Sandbox
 
 if importlib.util.find_spec("datasets") is None:
@@ -51,10 +52,11 @@ def ids_of(data_files: str | list[str]) -> list[int]:
 @pytest.fixture
 def root(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in {
-        "PREFEED_ROOTS": str(tmp_path), "PREFEED_BLOCK_SIZE": "64KiB", "PREFEED_START_TIMEOUT": "120",
+        "PREFEED_ROOTS": str(tmp_path),
         "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
+    set_limits(monkeypatch, block_bytes=64 * 1024, start_seconds=120)
     data = tmp_path / "data"
     data.mkdir()
     return data

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as TorchIter
 
+from limits import set_limits
+
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 TORCHS = vars(TorchIter)["__init__"]
@@ -133,9 +135,9 @@ def test_disabled_before_torch_came() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(("counting", "ahead"), [(True, "1"), (True, "0"), (False, "1")])
+@pytest.mark.parametrize(("counting", "ahead"), [(True, True), (True, False), (False, True)])
 def test_the_server_starts_while_a_framework_is_imported_under_prefeed_run(
-    counting: bool, ahead: str, monkeypatch: pytest.MonkeyPatch
+    counting: bool, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import prefeed.auto
     from prefeed.client import launch
@@ -145,12 +147,12 @@ def test_the_server_starts_while_a_framework_is_imported_under_prefeed_run(
     started: list[str] = []
     monkeypatch.setattr(launch, "start_ahead", lambda config: started.append(config.home_id))
     monkeypatch.setattr(program, "is_counting", lambda: counting)
-    monkeypatch.setenv("PREFEED_START_AHEAD", ahead)
+    set_limits(monkeypatch, start_ahead=ahead)
     monkeypatch.setenv("PREFEED_ROOTS", "/data")
     configure()
     prefeed.auto._start_server()
-    assert len(started) == (counting and ahead == "1")
-    monkeypatch.delenv("PREFEED_START_AHEAD")
+    assert len(started) == (counting and ahead)
+    set_limits(monkeypatch, start_ahead=True)
     monkeypatch.delenv("PREFEED_ROOTS")
     configure()
 

@@ -12,20 +12,18 @@ import pytest
 import torch
 
 import prefeed
-from prefeed.config import GIB, SETTINGS, resolve, settings_of
+from prefeed.config import EVERYTHING, GIB, SETTINGS, DiskBudget, resolve, settings_of
 from prefeed.datasets.origin import sample_index
 from prefeed.errors import ConfigError
 from prefeed.places import default_home, near, user_file
 
 NO_TOML = Path("/nonexistent/prefeed.toml")
-SIZES = ("memory", "lookahead", "batch_buffers", "disk")  # objects of a few bytes may be what is meant by max_object
-COUNTS = ("max_in_flight", "port", "log_level")
-TIMES = ("request_timeout", "retry_deadline", "idle_timeout", "start_timeout", "report_interval", "pool_timeout")
+SIZES = ("memory", "disk")
+TIMES = ("idle_timeout", "report_interval")
 
 BAD = [
     *((name, 8, "8 means 8 bytes; write the unit, as in 8GiB") for name in SIZES),
     *((name, 8.5, "8.5 is not a whole number of bytes; write the unit, as in 8.5GiB") for name in SIZES),
-    ("max_object", 8.5, "8.5 is not a whole number of bytes"),
     ("memory", "8", "'8' means 8 bytes; write the unit, as in 8GiB, or 8B"),
     ("memory", "8.5", "'8.5' is not a whole number of bytes"),
     ("memory", True, "True is not a number"),
@@ -38,16 +36,15 @@ BAD = [
     ("memory", b"8GiB", "b'8GiB' is not a size; write it like 8GiB"),
     ("memory", Path("8GiB"), "is not a size"),
     ("memory", [8], "is not a size"),
-    *((name, 2.7, "2.7 is not a whole number") for name in ("max_in_flight", "port")),
-    *((name, "many", "'many' is not a whole number") for name in ("max_in_flight", "port")),
-    *((name, True, "True is not a number") for name in ("max_in_flight", "port")),
-    ("max_in_flight", 0, "must be at least 1, at most"),
-    ("max_in_flight", 10**12, "must be at least 1, at most"),
-    ("max_in_flight", b"5", "b'5' is not a whole number"),
-    ("max_in_flight", math.nan, "nan is not a number"),
-    ("log_level", "loud", "write debug (0), info (1), warning (2), error (3), fatal (4), or the number"),
-    ("log_level", 5, "5 is not a log level; write debug"),
-    ("log_level", True, "True is not a log level; write debug"),
+    ("fetch_processes", 2.7, "2.7 is not a whole number"),
+    ("fetch_processes", "many", "'many' is not a whole number"),
+    ("fetch_processes", True, "True is not a number"),
+    ("fetch_processes", 65, "must be 0 to 64"),
+    ("fetch_processes", b"5", "b'5' is not a whole number"),
+    ("fetch_processes", math.nan, "nan is not a number"),
+    ("disk", "lots:/nvme", "'lots' is not a size"),
+    ("disk", "8:/nvme", "'8' means 8 bytes; write the unit"),
+    ("disk", "8GiB:", "the path is empty"),
     *((name, "soon", "'soon' is not a number of seconds") for name in (*TIMES, "listing_age")),
     *((name, math.nan, "nan") for name in (*TIMES, "listing_age")),
     *((name, "nan", "'nan' is not a number of seconds") for name in (*TIMES, "listing_age")),
@@ -57,8 +54,8 @@ BAD = [
     *((name, "inf", "at most 1,000,000,000 seconds") for name in TIMES),
     *((name, 10**30, "seconds") for name in TIMES),
     *((name, 5, "5 is not a path; write the name of a directory") for name in ("home", "memory_dir")),
-    *((name, b"/x", "b'/x' is not a path") for name in ("home", "memory_dir", "disk_dir")),
-    *((name, Path, "is not a path") for name in ("home", "memory_dir", "disk_dir")),
+    *((name, b"/x", "b'/x' is not a path") for name in ("home", "memory_dir")),
+    *((name, Path, "is not a path") for name in ("home", "memory_dir")),
     *((name, "", "the path is empty") for name in ("home", "memory_dir")),
     ("roots", 5, "5 names no directories; write a list of paths"),
     ("roots", [5], "[5] names no directories"),
@@ -67,7 +64,6 @@ BAD = [
     ("pool", "host", "'host' is not a pool server"),
     ("metrics", 8.5, "8.5 is not an address"),
     ("metrics", True, "True is not an address"),
-    ("index", 5, "5 is not the name of a file"),
     ("enabled", 2, "2 is neither true nor false"),
     ("enabled", "maybe", "'maybe' is neither"),
     ("enabled", b"1", "b'1' is neither"),
@@ -92,11 +88,14 @@ def test_a_setting_says_what_it_was_given_and_what_to_write(name: str, value: An
         ("memory", 4096, 4096),
         ("memory", " 8GiB ", 8 * GIB),
         ("memory", 2**53 + 1, 2**53 + 1),
-        ("lookahead", 0, 0),
-        ("max_in_flight", np.int32(7), 7),
-        ("max_in_flight", 7.0, 7),
-        ("max_in_flight", " 7 ", 7),
-        ("request_timeout", np.float32(1.5), 1.5),
+        ("disk", 0, DiskBudget()),
+        ("disk", "auto", DiskBudget(EVERYTHING)),
+        ("disk", "500GB:/nvme", DiskBudget(500 * 10**9, Path("/nvme"))),
+        ("disk", "auto:/a:b", DiskBudget(EVERYTHING, Path("/a:b"))),
+        ("fetch_processes", np.int32(7), 7),
+        ("fetch_processes", 7.0, 7),
+        ("fetch_processes", " 7 ", 7),
+        ("idle_timeout", np.float32(1.5), 1.5),
         ("listing_age", math.inf, math.inf),
         ("listing_age", "inf", math.inf),
         ("memory_dir", Path("/x"), Path("/x")),
@@ -110,12 +109,12 @@ def test_a_setting_takes_what_means_the_same(name: str, value: Any, taken: Any) 
 
 
 def test_blanks_around_a_variable_do_not_count() -> None:
-    environ = {"PREFEED_MEMORY_DIR": " /dev/shm ", "PREFEED_MAX_IN_FLIGHT": "\t7\n", "PREFEED_ENABLED": " 0 "}
+    environ = {"PREFEED_MEMORY_DIR": " /dev/shm ", "PREFEED_FETCH_PROCESSES": "\t7\n", "PREFEED_ENABLED": " 0 "}
     config = resolve(environ=environ, toml_path=NO_TOML)
-    assert (config.memory_dir, config.max_in_flight, config.enabled) == (Path("/dev/shm"), 7, False)
+    assert (config.memory_dir, config.fetch_processes, config.enabled) == (Path("/dev/shm"), 7, False)
 
 
-@pytest.mark.parametrize("name", ["memroy", "Memory", "look_ahead", "max_inflight"])
+@pytest.mark.parametrize("name", ["memroy", "Memory", "listingage", "idle_time_out"])
 def test_a_misspelt_setting_is_told_which_was_meant(name: str, tmp_path: Path) -> None:
     meant = near(name, SETTINGS)
     assert meant
@@ -135,16 +134,16 @@ def test_a_setting_like_no_other_is_told_all_of_them() -> None:
 def test_a_misspelt_variable_is_named_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefeed.places._said", set())
     for _ in range(2):
-        resolve(environ={"PREFEED_LOOKAHED": "1GiB", "PREFEED_DOCTOR": "x", "PREFEED_AUTO": "1"}, toml_path=NO_TOML)
+        resolve(environ={"PREFEED_LISTINGAGE": "1GiB", "PREFEED_DOCTOR": "x", "PREFEED_AUTO": "1"}, toml_path=NO_TOML)
     assert [record.getMessage() for record in caplog.records] == [
-        "prefeed: PREFEED_LOOKAHED is not a setting and is ignored; did you mean PREFEED_LOOKAHEAD?"
+        "prefeed: PREFEED_LISTINGAGE is not a setting and is ignored; did you mean PREFEED_LISTING_AGE?"
     ]
 
 
 @pytest.mark.parametrize("value", ["8GiB", "500MB", "/data/train", "host:11211", "yes"])
 def test_a_text_without_quotes_is_told_to_be_quoted(value: str, tmp_path: Path) -> None:
     toml = tmp_path / "prefeed.toml"
-    toml.write_text(f"max_in_flight = 3  # fine\nmemory = {value} # mine\n")
+    toml.write_text(f"fetch_processes = 3  # fine\nmemory = {value} # mine\n")
     with pytest.raises(ConfigError, match=f'put the value into quotes: memory = "{value}"'):
         resolve(environ={}, toml_path=toml)
 
@@ -169,7 +168,7 @@ def test_settings_of_another_type_are_refused_at_once(call: Callable[[Any], Any]
 
 
 def test_settings_that_are_given_are_taken() -> None:
-    config = resolve({"max_in_flight": 3}, environ={}, toml_path=NO_TOML)
+    config = resolve({"fetch_processes": 3}, environ={}, toml_path=NO_TOML)
     assert settings_of(config) is config
 
 

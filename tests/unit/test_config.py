@@ -7,8 +7,9 @@ import pytest
 
 from prefeed import config as config_module
 from prefeed import places
-from prefeed.config import GIB, KIB, MIB, SETTINGS, Config, parse_bool, parse_bytes, resolve
+from prefeed.config import GIB, KIB, MIB, SETTINGS, Config, DiskBudget, parse_bool, parse_bytes, resolve
 from prefeed.errors import ConfigError
+from prefeed.limits import Limits
 
 NO_TOML = Path("/nonexistent/prefeed.toml")
 
@@ -63,7 +64,7 @@ def test_defaults_need_nothing() -> None:
 
     assert config.enabled
     assert config.memory is None
-    assert config.lookahead == 512 * MIB
+    assert config.disk == DiskBudget()
     assert config.home.name == "prefeed"
 
 
@@ -75,13 +76,13 @@ def test_default_home_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_keyword_beats_environment_beats_toml_beats_default(tmp_path: Path) -> None:
     toml = tmp_path / "prefeed.toml"
-    toml.write_text('memory = "1MiB"\nlookahead = "1MiB"\nmax_in_flight = 1\n')
-    environ = {"PREFEED_MEMORY": "2MiB", "PREFEED_LOOKAHEAD": "2MiB"}
+    toml.write_text('memory = "1MiB"\nidle_timeout = 1\nfetch_processes = 1\n')
+    environ = {"PREFEED_MEMORY": "2MiB", "PREFEED_IDLE_TIMEOUT": "2"}
 
     config = resolve({"memory": "3MiB"}, environ=environ, toml_path=toml)
 
-    assert (config.memory, config.lookahead, config.max_in_flight) == (3 * MIB, 2 * MIB, 1)
-    assert config.request_timeout == 30.0
+    assert (config.memory, config.idle_timeout, config.fetch_processes) == (3 * MIB, 2.0, 1)
+    assert config.report_interval == 120.0
 
 
 def test_toml_in_the_working_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,12 +102,12 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_toml_of_the_project_beats_the_user_s_own_beats_default(tmp_path: Path, own_file: Path) -> None:
     toml = tmp_path / "prefeed.toml"
-    toml.write_text("max_in_flight = 1\n")
-    own_file.write_text("max_in_flight = 2\nhttp_index = 'own'\n")
+    toml.write_text("fetch_processes = 1\n")
+    own_file.write_text("fetch_processes = 2\nreads = 'all'\n")
 
     config = resolve(environ={}, toml_path=toml)
 
-    assert (config.max_in_flight, config.http_index, config.request_timeout) == (1, "own", 30.0)
+    assert (config.fetch_processes, config.reads, config.report_interval) == (1, "all", 120.0)
 
 
 def test_the_user_s_own_file_lies_in_dot_config_when_no_variable_says_where(
@@ -116,13 +117,13 @@ def test_the_user_s_own_file_lies_in_dot_config_when_no_variable_says_where(
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # which is to be ignored, says the specification
     own = tmp_path / ".config" / "prefeed" / "config.toml"
     own.parent.mkdir(parents=True)
-    own.write_text("max_in_flight = 2\n")
+    own.write_text("fetch_processes = 2\n")
 
-    assert resolve(environ={}, toml_path=NO_TOML).max_in_flight == 2
+    assert resolve(environ={}, toml_path=NO_TOML).fetch_processes == 2
 
 
 OF_USER: dict[str, object] = {
-    "home": "/evil/home", "memory_dir": "/evil", "disk_dir": "/evil/disk", "pool": "evil:1", "metrics": "0.0.0.0:1",
+    "home": "/evil/home", "memory_dir": "/evil", "disk": "1GiB:/evil/disk", "pool": "evil:1", "metrics": "0.0.0.0:1",
 }  # fmt: skip
 
 
@@ -132,13 +133,13 @@ def test_a_project_does_not_say_where_data_go(
 ) -> None:
     """It is told so once, the rest of its file counts, and so does what others say of that setting."""
     toml = tmp_path / "prefeed.toml"
-    toml.write_text(f"{name} = {OF_USER[name]!r}\nmax_in_flight = 7\n")
+    toml.write_text(f"{name} = {OF_USER[name]!r}\nfetch_processes = 7\n")
     default = resolve(environ={}, toml_path=NO_TOML)
 
     for _ in range(2):
         config = resolve(environ={}, toml_path=toml)
         assert getattr(config, name) == getattr(default, name)
-        assert config.max_in_flight == 7
+        assert config.fetch_processes == 7
     (line,) = [record.message for record in caplog.records]
     assert all(word in line for word in (str(toml), name, str(own_file), f"PREFEED_{name.upper()}"))
 
@@ -175,7 +176,7 @@ def test_a_file_that_others_may_have_written_is_not_read(
     elif trouble == "loop":
         toml.symlink_to(toml)
     else:
-        target.write_text("max_in_flight = 7\n")
+        target.write_text("fetch_processes = 7\n")
         target.chmod({"group": 0o664, "all": 0o646}.get(trouble, 0o644))
     if trouble == "link":
         toml.symlink_to(target)
@@ -183,7 +184,7 @@ def test_a_file_that_others_may_have_written_is_not_read(
         os.chown(target, 12345, 12345)
 
     for _ in range(2):
-        assert resolve(environ={}, toml_path=NO_TOML if which == "own" else toml).max_in_flight == 256
+        assert resolve(environ={}, toml_path=NO_TOML if which == "own" else toml).fetch_processes is None
     (line,) = [record.message for record in caplog.records]
     assert str(toml) in line
     assert "is ignored" in line
@@ -225,8 +226,8 @@ def test_broken_toml_names_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MEMORY", "lots"), ("ENABLED", "maybe"), ("MAX_IN_FLIGHT", "0"), ("MAX_IN_FLIGHT", "x"),
-     ("REQUEST_TIMEOUT", "-1"), ("REQUEST_TIMEOUT", "soon")],
+    [("MEMORY", "lots"), ("ENABLED", "maybe"), ("FETCH_PROCESSES", "65"), ("FETCH_PROCESSES", "x"),
+     ("IDLE_TIMEOUT", "-1"), ("IDLE_TIMEOUT", "soon")],
 )  # fmt: skip
 def test_unusable_value_says_where_it_came_from(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"^PREFEED_{name}: .*'{value}'") as caught:
@@ -254,7 +255,7 @@ def test_one_home_one_socket() -> None:
 
 def test_another_kernel_has_another_socket_and_disk_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the directory of the socket, or of the disk tier, is a volume that both have mounted."""
-    one, named = Config(home=Path("/a")), Config(home=Path("/a"), disk_dir=Path("/d"))
+    one, named = Config(home=Path("/a")), Config(home=Path("/a"), disk=DiskBudget(1, Path("/d")))
     before = {one.socket_path, one.disk_path, named.disk_path}
     monkeypatch.setattr(config_module, "boot_name", lambda: "0123456789ab")
     assert before.isdisjoint({one.socket_path, one.disk_path, named.disk_path})
@@ -302,22 +303,21 @@ def test_what_is_no_address_of_metrics_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "environ", "toml", "expected"),
     [
-        ({"resident": False}, {}, "", (True, "index.txt")),
-        ({}, {"PREFEED_RESIDENT": "0", "PREFEED_INDEX": "i"}, "", (True, "i")),
-        ({}, {"PREFEED_RESIDENT": "0", "PREFEED_READ_ONCE": "0"}, "", (False, "index.txt")),
-        ({}, {"PREFEED_RESIDENT": "1"}, "read_once = true", (False, "index.txt")),
-        ({"read_once": True}, {"PREFEED_RESIDENT": "1"}, "resident = true\nindex = 'x'", (True, "x")),
+        ({"resident": False}, {}, "", True),
+        ({}, {"PREFEED_RESIDENT": "0", "PREFEED_READ_ONCE": "0"}, "", False),
+        ({}, {"PREFEED_RESIDENT": "1"}, "read_once = true", False),
+        ({"read_once": True}, {"PREFEED_RESIDENT": "1"}, "resident = true", True),
     ],
 )
 def test_old_names_of_settings_mean_the_new_ones(
-    tmp_path: Path, overrides: dict[str, object], environ: dict[str, str], toml: str, expected: tuple[bool, str]
+    tmp_path: Path, overrides: dict[str, object], environ: dict[str, str], toml: str, expected: bool
 ) -> None:
     """The place that comes first counts, whatever name it uses; in one place the new name counts."""
     (tmp_path / "prefeed.toml").write_text(toml)
 
     config = resolve(overrides, environ=environ, toml_path=tmp_path / "prefeed.toml")
 
-    assert (config.read_once, config.http_index) == expected
+    assert config.read_once is expected
 
 
 def test_an_old_name_of_a_setting_is_said_with_the_new_one(
@@ -331,6 +331,33 @@ def test_an_old_name_of_a_setting_is_said_with_the_new_one(
     assert "PREFEED_RESIDENT is PREFEED_READ_ONCE now, with the opposite values" in caplog.text
 
 
-@pytest.mark.parametrize(("text", "level"), [("info", 1), ("DEBUG", 0), ("fatal", 4), ("3", 3), (2, 2)])
-def test_levels_of_the_log_have_names(text: object, level: int) -> None:
-    assert resolve({"log_level": text}, environ={}).log_level == level
+# ---------------------------------------------------------------- limits
+
+
+def test_limits_of_a_parent_process() -> None:
+    config = resolve(
+        environ={"PREFEED_LIMITS": "block_bytes=65536 start_ahead=0 request_seconds=0.5"}, toml_path=NO_TOML
+    )
+
+    assert config.limits == Limits(block_bytes=65536, start_ahead=False, request_seconds=0.5)
+    assert resolve(environ={"PREFEED_LIMITS": str(config.limits)}, toml_path=NO_TOML) == config
+
+
+def test_limits_of_a_test_are_added() -> None:
+    environ = {"PREFEED_LIMITS": "block_bytes=65536 max_in_flight=1"}
+
+    assert resolve(environ=environ, toml_path=NO_TOML, limits={"max_in_flight": 2}).limits == Limits(
+        block_bytes=65536, max_in_flight=2
+    )
+
+
+@pytest.mark.parametrize("text", ["blocks=1", "block_bytes", "block_bytes=64KiB"])
+def test_unusable_limits(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"PREFEED_LIMITS: '{text}' is not name=number"):
+        resolve(environ={"PREFEED_LIMITS": text}, toml_path=NO_TOML)
+
+
+@pytest.mark.parametrize("name", ["lookahead", "disk_dir", "max_object", "port", "limits"])
+def test_a_constant_is_no_setting(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
+        resolve({name: 1}, environ={}, toml_path=NO_TOML)

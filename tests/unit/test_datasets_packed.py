@@ -14,6 +14,7 @@ import torch
 import prefeed
 import servers
 from e2e.images import Pixels, image_files, make_image_folder
+from limits import set_limits
 from prefeed import api
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
@@ -212,7 +213,7 @@ def test_warm(tmp_path: Path, files: dict[str, bytes]) -> None:
 def test_damage_is_an_error_with_the_path(
     tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PREFEED_RETRY_DEADLINE", "0.2")
+    set_limits(monkeypatch, retry_seconds=0.2)
     packed(tmp_path / "src", tmp_path / "out", "tfrecord")
     (shard,) = (tmp_path / "out").glob("*.tfrecord")
     content = shard.read_bytes()

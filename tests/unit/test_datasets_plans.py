@@ -18,6 +18,7 @@ import pytest
 
 import prefeed
 from leaks import wait_until
+from limits import set_limits
 from nodes import kill
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
@@ -141,7 +142,7 @@ def test_parts_of_objects(tmp_path: Path, scheme: str) -> None:
     large = np.random.default_rng(0).bytes(10 * half)
     (tmp_path / "large.bin").write_bytes(large)
     (tmp_path / "small.bin").write_bytes(content(2)[:100])
-    config = resolve({"block_size": str(2 * half)})
+    config = resolve(limits={"block_bytes": 2 * half})
     listing = prefeed.datasets.Objects(f"{scheme}{tmp_path.as_uri()}", config=config)
     parts: list[Any] = [("large.bin", 3 * half, 2 * half), ("small.bin", 1, 98), (tmp_path / "large.bin", 0, 1)]
     with prefeed.Plan(listing, parts, config=config) as plan:
@@ -200,7 +201,7 @@ def test_a_plan_grows(root: Path) -> None:
 
 def test_samples_that_are_left_out_do_not_stop_it(root: Path) -> None:
     """The server fetches a lookahead and no more, until it hears that these are not waited for."""
-    config = resolve({"lookahead": str(8 * SIZE), "resident": "0"})
+    config = resolve({"resident": "0"}, limits={"lookahead_bytes": 8 * SIZE})
     with prefeed.Plan(root, range(NUM), config=config) as plan:
         wait_until_fetched(4)
         before = prefeed.statistics().origin_requests
@@ -348,7 +349,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    monkeypatch.setenv("PREFEED_START_AHEAD", "1")
+    set_limits(monkeypatch, start_ahead=True)
     monkeypatch.setattr(plans, "start_ahead", lambda _: False)
     monkeypatch.setattr(plans, "is_listening", lambda _: False)
     gate = Gate(monkeypatch)
@@ -387,7 +388,7 @@ def test_the_program_goes_on_while_the_server_starts(root: Path, gate: Gate) -> 
 
 def test_a_server_that_really_starts(root: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects below the root are listed here meanwhile; the server follows this listing."""
-    monkeypatch.setenv("PREFEED_START_AHEAD", "1")
+    set_limits(monkeypatch, start_ahead=True)
     with prefeed.Plan(root, order()) as plan:
         plan.reader._follower.wait()
         assert [plan.read(index) for index in order()] == [content(index) for index in order()]

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from prefeed.config import resolve
 from prefeed.datasets.origin import _listing
 
 
@@ -16,10 +15,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None, *, progress: bool = True) -> str:
+def shown(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None) -> str:
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
-    with _listing("http://host/data/", resolve({"progress": progress})) as listing:
+    with _listing("http://host/data/") as listing:
         listing(1234, 5)
     return "" if stderr is None else stderr.getvalue()
 
@@ -31,5 +30,4 @@ def test_a_terminal_shows_url_and_number(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_nothing_is_shown_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, io.StringIO()) == ""
-    assert shown(monkeypatch, Terminal(), progress=False) == ""
     assert shown(monkeypatch, None) == ""

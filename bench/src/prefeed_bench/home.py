@@ -18,6 +18,7 @@ from prefeed import Statistics
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ServerUnavailableError
+from prefeed.limits import LIMITS_VARIABLE
 from prefeed.wire.endpoint import remove_runtime_dirs
 from prefeed_bench.errors import BenchFailedError
 
@@ -25,7 +26,7 @@ _ENTRY_HEADER_BYTES: Final = 8192
 """More than an entry takes beside its values: header, note, the rest of its last page."""
 
 
-_THROUGH_THE_CACHE: Final = {"PREFEED_START_AHEAD": "0", "PREFEED_READ_IN_PLACE": "0"}
+THROUGH_THE_CACHE: Final = {LIMITS_VARIABLE: "start_ahead=0 read_in_place=0"}
 """Benchmarks measure the cache also where files would better be read in place; ``quick`` and ``start`` measure the choice."""
 
 
@@ -55,11 +56,11 @@ def temporary_home(memory_bytes: int | None = None, **settings: str) -> Iterator
         **settings: Further ones, by name, as in the environment.
     """
     with tempfile.TemporaryDirectory(prefix="prefeed-bench-") as directory:
-        env = {"PREFEED_HOME": directory, "PREFEED_PROGRESS": "0", **_THROUGH_THE_CACHE}
+        env = {"PREFEED_HOME": directory, **THROUGH_THE_CACHE}
         if memory_bytes is not None:
             env["PREFEED_MEMORY"] = str(memory_bytes)
         env.update({f"PREFEED_{name.upper()}": value for name, value in settings.items()})
-        config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in env.items()})
+        config = resolve(environ={**os.environ, **env})
         started = time.perf_counter()
         pid = _start(env)
         start_seconds = time.perf_counter() - started
@@ -95,7 +96,7 @@ def _stop(config: Config, pid: int) -> None:
     """Stop the server and wait until its process is gone, its store with it."""
     with contextlib.suppress(ServerUnavailableError), NodeClient.connect(config, autostart=False) as client:
         client.stop()
-    deadline = time.monotonic() + config.start_timeout
+    deadline = time.monotonic() + config.limits.start_seconds
     while _is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
 

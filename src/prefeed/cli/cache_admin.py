@@ -21,7 +21,16 @@ import click
 from prefeed.client.ending import end_server
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
-from prefeed.config import DEFAULT_PORT, EVERYTHING, LEAST_PORT, MOST_PORT, Config, config_for_port, resolve
+from prefeed.config import (
+    DEFAULT_PORT,
+    EVERYTHING,
+    LEAST_PORT,
+    MOST_PORT,
+    Config,
+    DiskBudget,
+    config_for_port,
+    resolve,
+)
 from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 from prefeed.store.capacity import memory_limits
 from prefeed.types import CacheInfo, SessionInfo
@@ -60,7 +69,7 @@ Options:
   --hostname, -h <host>    only 127.0.0.1; default: MS_CACHE_HOST, or 127.0.0.1
   --port, -p <port>        port of the server, 1025 to 65535; default: MS_CACHE_PORT, or 50052
 With --start:
-  --workers, -w <number>   threads that fetch files, 1 to {MOST_WORKERS}; default: PREFEED_MAX_IN_FLIGHT, or that limit
+  --workers, -w <number>   threads that fetch files, 1 to {MOST_WORKERS}; default: that limit, at most 256
   --spilldir, -s <dir>     absolute path for data that does not fit into memory
   --loglevel, -l <level>   0 (everything) to 4 (fatal errors); default: GLOG_v, or 1"""
 
@@ -146,7 +155,7 @@ def _lines(arguments: Arguments) -> list[str]:
         sessions = node.list_sessions()
         if arguments.command == "list_sessions":
             return [f"Listing sessions for server on port {port}", "", *session_lines(sessions)]
-        return info_lines(port, {"disk_dir": str(config.disk_path)} | _told(node.connection.settings), sessions)
+        return info_lines(config, port, node.connection.settings, sessions)
 
 
 # ---------------------------------------------------------------- starting
@@ -154,17 +163,18 @@ def _lines(arguments: Arguments) -> list[str]:
 
 def _start(arguments: Arguments, config: Config) -> list[str]:
     port = arguments.port
-    workers = arguments.workers or min(config.max_in_flight, MOST_WORKERS)
-    changes: dict[str, object] = {"port": port, "idle_timeout": 0.0, "max_in_flight": workers}
+    workers = arguments.workers or min(config.limits.max_in_flight, MOST_WORKERS)
+    options = ["--port", str(port)]
+    changes: dict[str, object] = {"idle_timeout": 0.0, "limits": replace(config.limits, max_in_flight=workers)}
     if arguments.loglevel is not None:
-        changes["log_level"] = arguments.loglevel
+        options += ["--log-level", str(arguments.loglevel)]
     if arguments.memory_ratio is not None:
         changes["memory"] = int(arguments.memory_ratio * memory_limits(config.memory_dir).smallest_bytes)
     if arguments.spilldir is not None:
-        changes |= {"disk": EVERYTHING, "disk_dir": _make_disk_dir(arguments.spilldir, port)}
+        changes["disk"] = DiskBudget(EVERYTHING, _make_disk_dir(arguments.spilldir, port))
     config = replace(config, **changes)  # type: ignore[arg-type]
     try:
-        pid = start_server(config)
+        pid = start_server(config, arguments=options)
     except ServerAlreadyRunningError as err:
         raise ServerAlreadyRunningError(
             f"a cache server runs on port {port} already; stop it first (`cache_admin --stop -p {port}`)"
@@ -227,26 +237,15 @@ def _aligned(row: Sequence[int]) -> str:
     return "".join(text.rjust(width) for text, (_, width) in zip(texts, _COLUMNS, strict=True))
 
 
-def _workers(number: str) -> str:
-    """Return the number of workers; of a server that this program did not start it may be one that ``-w`` refuses."""
-    is_more = number.isdigit() and int(number) > MOST_WORKERS
-    return f"{number} (by PREFEED_MAX_IN_FLIGHT; -w takes 1 to {MOST_WORKERS})" if is_more else number
-
-
-def _told(settings: dict[str, str]) -> dict[str, str]:
-    """Return the settings that the server was given a value for."""
-    return {name: value for name, value in settings.items() if value != "None"}
-
-
-def info_lines(port: int, settings: dict[str, str], sessions: Sequence[SessionInfo]) -> list[str]:
+def info_lines(config: Config, port: int, settings: dict[str, str], sessions: Sequence[SessionInfo]) -> list[str]:
     """Return what the server was started with, and its sessions."""
-    has_disk = settings.get("disk", "0") != "0"
+    size, _, directory = settings.get("disk", "0").partition(":")
     rows = (
         ("hostname", LOCAL_HOST),
         ("port", str(port)),
-        ("number of workers", _workers(settings.get("max_in_flight", "?"))),
+        ("number of workers", settings.get("workers", "?")),
         ("log level", settings.get("log_level", "?")),
-        ("spill dir", settings.get("disk_dir", "?") if has_disk else "None"),
+        ("spill dir", "None" if size == "0" else directory or str(config.disk_path)),
     )
     lines = ["Cache Server Configuration:", *(f"{name:>20}    {value}" for name, value in rows)]
     if not sessions:

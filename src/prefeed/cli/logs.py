@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 def command(lines: int, only_path: bool, home: str | None, as_json: bool) -> None:
     """Show the log of the node server.
 
-    It stays after the end of the server. PREFEED_LOG_LEVEL sets how much a server writes. One that was started with --foreground logs to its own stderr.
+    It stays after the end of the server. One that was started with --foreground logs to its own stderr.
     """
     path, text = newest_log(node_config_of(home))
     shown = [] if only_path else text.splitlines()[-lines:]

@@ -62,9 +62,9 @@ def config_of(**overrides: Any) -> Config:
     return resolve(overrides)
 
 
-def has_bar(config: Config, *, as_json: bool) -> bool:
+def has_bar(*, as_json: bool) -> bool:
     """Return whether a command may draw a progress bar on stderr."""
-    return config.progress and not as_json and sys.stderr.isatty()
+    return not as_json and sys.stderr.isatty()
 
 
 def missing_server_exits(ctx: click.Context, code: int = EXIT_NO_SERVER) -> None:

@@ -55,7 +55,7 @@ def command(  # noqa: PLR0913 - one parameter an option
         raise click.UsageError(f"give {missing}, or --index if another program has packed SRC")
     if index_only and (shard_size is not None or seed is not None):
         raise click.UsageError("--index packs nothing: leave --shard-size and --shuffle out")
-    bar = Bar() if has_bar(config, as_json=as_json) else None
+    bar = Bar() if has_bar(as_json=as_json) else None
     try:
         with bar.progress if bar is not None else nullcontext():
             if index_only or out is None or layout is None:

@@ -184,7 +184,7 @@ def _say_without_effect(found: SampleSet, config: Config) -> None:
 
 
 def _bring_up(found: SampleSet, config: Config, *, is_changed: bool, as_json: bool) -> SetProgress:
-    if not has_bar(config, as_json=as_json):
+    if not has_bar(as_json=as_json):
         return bring_up(found, config, copy_to_origin, is_changed=is_changed)
     bar = Bar(found.name)
 

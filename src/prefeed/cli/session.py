@@ -48,7 +48,7 @@ def list_(ctx: click.Context, home: str | None, as_json: bool) -> None:
         raise
     except ServerUnavailableError:
         sessions = ()
-        if config.disk:
+        if config.disk.size_bytes:
             render.say("no server runs: sessions on disk are shown once one does (`prefeed server start`)")
     render.show(as_json, render.sessions_object(sessions), render.session_lines(sessions))
 

@@ -11,7 +11,7 @@ from prefeed import old_names
 from prefeed.cli import render
 from prefeed.cli.options import home_option, json_option
 from prefeed.cli.text import printable
-from prefeed.config import EVERYTHING, GIB, KIB, MIB, SETTINGS, Config, as_text, is_size, resolve_with_places
+from prefeed.config import SETTINGS, Config, DiskBudget, as_text, resolve_with_places
 from prefeed.places import require_known
 
 _COLUMNS: Final = ("setting", "value", "from")
@@ -31,19 +31,14 @@ def command(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
     if home is not None:
         places["home"] = "--home"
     shown = [old_names.SETTINGS[name].name if name in old_names.SETTINGS else name for name in names or SETTINGS]
-    value = {name: {"value": getattr(config, name), "from": places[name]} for name in shown}
+    value = {name: {"value": _plain(getattr(config, name)), "from": places[name]} for name in shown}
     render.show(as_json, {"settings": value}, render.table([_COLUMNS, *(_row(name, config, places) for name in shown)]))
 
 
 def _row(name: str, config: Config, places: Mapping[str, str]) -> tuple[str, str, str]:
-    return name, printable(_text(name, getattr(config, name))), printable(places[name])
+    return name, printable(as_text(name, getattr(config, name)) or "none"), printable(places[name])
 
 
-def _text(name: str, value: Any) -> str:
-    """Return a value as it can be written into a file of settings or a variable."""
-    if value is None or (is_size(name) and value == EVERYTHING):
-        return "auto"
-    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if is_size(name) and value and value % size == 0:
-            return f"{value // size}{unit}"
-    return as_text(name, value) or "none"
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has."""
+    return str(value) if isinstance(value, DiskBudget) else value

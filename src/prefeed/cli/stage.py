@@ -121,7 +121,7 @@ def _staged(request: StageRequest, config: Config, *, as_json: bool) -> StageRes
         for line in plan_lines(plan, place=str(request.place)):
             render.say(line)
 
-    if not has_bar(config, as_json=as_json):
+    if not has_bar(as_json=as_json):
         return stage(request, config, StageEvents(waiting=_say_waiting, planned=planned))
     bar = Bar()
 

@@ -110,7 +110,7 @@ def command(ctx: click.Context, /, source: str, target: str, home: str | None, a
         with contextlib.ExitStack() as stack:
             stack.enter_context(held_sets(*places))
             events = SyncEvents(would=would, note=render.say)
-            if has_bar(config, as_json=as_json) and not options.dry:
+            if has_bar(as_json=as_json) and not options.dry:
                 bar = SyncBar()
                 stack.enter_context(bar.progress)
                 events = SyncEvents(would=would, note=render.say, progress=bar.show)

@@ -62,7 +62,7 @@ def command(
     """
     config = config_of(home=home)
     options = WarmupOptions(paths=paths, **given)
-    show_progress = has_bar(config, as_json=as_json)
+    show_progress = has_bar(as_json=as_json)
     if query_of(url):
         if options != WarmupOptions():
             raise click.UsageError("a URL with a query names one object: give it without paths and options")

@@ -153,7 +153,7 @@ class ReadsBeside:
             status = os.stat(path)
             if not stat.S_ISREG(status.st_mode) or not status.st_size or not is_old(status, time.time_ns()):
                 return None
-            if status.st_size > self._config.max_object:
+            if status.st_size > self._config.limits.max_object_bytes:
                 return _LARGE
             return entry_key("/", path, version_of(status, path))
         except (OSError, ValueError):

@@ -73,7 +73,7 @@ class BlockFile(io.BufferedIOBase):
         self._order = Order(
             size_bytes=self._size,
             block_bytes=opened.block_bytes,
-            most_bytes=blocks.config.lookahead,
+            most_bytes=blocks.config.limits.lookahead_bytes,
             readahead=readahead,
             slack_bytes=slack_bytes,
         )

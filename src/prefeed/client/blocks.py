@@ -155,7 +155,7 @@ class Blocks:
 
     def source(self, root: str) -> BlockSource:
         """Return what reads a root in blocks; ``root`` may hold credentials."""
-        key = root, self.config.block_size
+        key = root, self.config.limits.block_bytes
         with self._lock:
             source = self._sources.pop(key, None)
             if source is None:
@@ -194,7 +194,7 @@ class Blocks:
             return self.ask(lambda: self._info(root, path))
         except AccessDeniedError:
             with self._lock:  # its token may have expired since: ask for a new one, once
-                self._sources.pop((root, self.config.block_size), None)
+                self._sources.pop((root, self.config.limits.block_bytes), None)
             return self.ask(lambda: self._info(root, path))
 
     def _info(self, root: str, path: str) -> ObjectInfo:
@@ -227,7 +227,7 @@ class Blocks:
 
     def ask(self, request: Callable[[], Result]) -> Result:
         """Return what the origin answers, asked again while its errors may pass."""
-        return patiently(request, deadline_seconds=min(self.config.retry_deadline, _DEADLINE_SECONDS))
+        return patiently(request, deadline_seconds=min(self.config.limits.retry_seconds, _DEADLINE_SECONDS))
 
     # ------------------------------------------------------------ reads
 
@@ -291,7 +291,7 @@ class Blocks:
             return request()
         except AccessDeniedError:
             with self._lock:
-                self._sources.pop((thing.given, self.config.block_size), None)
+                self._sources.pop((thing.given, self.config.limits.block_bytes), None)
             thing.source = self.source(thing.given)
         return request()
 
@@ -446,7 +446,7 @@ class Blocks:
 
     def _running(self) -> Connection | None:
         """Return a connection to the server, if one runs."""
-        return Connection.try_open(self.config, answer_seconds=self.config.request_timeout)
+        return Connection.try_open(self.config, answer_seconds=self.config.limits.request_seconds)
 
     def _started(self) -> Connection:
         """Return a connection to the server, which one of the processes that read at the same time starts."""

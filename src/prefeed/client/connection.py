@@ -69,7 +69,9 @@ _said: set[str] = set()
 def _say_what_differs(config: Config, settings: dict[str, str]) -> None:
     """Say, once a process, which settings of this client the running server does not have."""
     for name, running in settings.items():
-        wanted = getattr(config, name, None)
+        if name not in SETTINGS:  # an option of `cache_admin`
+            continue
+        wanted = getattr(config, name)
         if wanted != SETTINGS[name].default and str(wanted) != running and name not in _said:
             _said.add(name)
             _log.warning(

@@ -197,7 +197,7 @@ class LargeFiles:
             return None
         try:
             status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode) or status.st_size <= self._config.max_object:
+            if not stat.S_ISREG(status.st_mode) or status.st_size <= self._config.limits.max_object_bytes:
                 return None  # who opens a pipe wakes its writer
             descriptor = os.open(path, _FLAGS)
         except (OSError, ValueError):

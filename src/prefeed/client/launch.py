@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from prefeed.config import Config, as_text
+from prefeed.config import SETTINGS, Config, as_text
 from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
+from prefeed.limits import LIMITS_VARIABLE
 from prefeed.places import is_nowhere
 from prefeed.system.locks import file_lock
 from prefeed.system.signals import holding_signals_of_jobs
@@ -156,14 +157,18 @@ def _collect_ended() -> None:
                 _started.remove(process)
 
 
-def start_server(config: Config) -> int:
+def start_server(config: Config, *, arguments: Sequence[str] = ()) -> int:
     """Start a server and return its process id once it answers.
+
+    Args:
+        config: Settings.
+        arguments: Options of the server's command line, such as ``--port``.
 
     Raises:
         ServerAlreadyRunningError: One is running already.
-        ServerUnavailableError: It ended, or did not answer in ``start_timeout``; the message holds its last words.
+        ServerUnavailableError: It ended, or did not answer in ``start_seconds``; the message holds its last words.
     """
-    pid, reached = launch_and_connect(config, allow_running=False)
+    pid, reached = launch_and_connect(config, allow_running=False, arguments=arguments)
     reached.sock.close()
     return pid
 
@@ -185,7 +190,9 @@ def start_ahead(config: Config) -> bool:
     return True
 
 
-def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[int, Reached]:
+def launch_and_connect(
+    config: Config, *, allow_running: bool = True, arguments: Sequence[str] = ()
+) -> tuple[int, Reached]:
     """Return (pid, connection) of a server that was started now or, if allowed, just before by another client."""
     require_home(config)
     log = make_runtime_dir(config.runtime_dirs) / "server.log"
@@ -194,11 +201,11 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
         process, start = ahead
     else:
         try:
-            process, start = _begin(config, log)
+            process, start = _begin(config, log, arguments)
         except OSError as err:
             raise ServerUnavailableError(f"the node server could not be started: {err}") from err
         _started.append(process)
-    deadline = time.monotonic() + config.start_timeout
+    deadline = time.monotonic() + config.limits.start_seconds
     while time.monotonic() < deadline:
         status = process.poll()
         reached = try_connect(config) if status in (None, _ALREADY_RUNNING_STATUS) else None
@@ -214,28 +221,27 @@ def launch_and_connect(config: Config, *, allow_running: bool = True) -> tuple[i
             raise ServerUnavailableError(f"the node server ended with status {status}: {words or f'see {log}'}")
         select.select([], [], [], _POLL_SECONDS)
     raise ServerUnavailableError(
-        f"the node server did not answer in {log.parent} in {config.start_timeout:g} s; see {log}, "
-        "or raise PREFEED_START_TIMEOUT"
+        f"the node server did not answer in {log.parent} in {config.limits.start_seconds:g} s; see {log}"
     )
 
 
 @contextlib.contextmanager
 def in_turn(config: Config) -> Iterator[None]:
-    """Inside it, no other process that does the same starts a server; it is waited for, ``start_timeout`` at most.
+    """Inside it, no other process that does the same starts a server; it is waited for, ``start_seconds`` at most.
 
     For many processes that find none at one moment: whose turn comes later finds the one that was started.
     """
-    with file_lock(make_runtime_dir(config.runtime_dirs) / "starting", within_seconds=config.start_timeout):
+    with file_lock(make_runtime_dir(config.runtime_dirs) / "starting", within_seconds=config.limits.start_seconds):
         yield
 
 
-def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:
+def _begin(config: Config, log: Path, arguments: Sequence[str] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """Start a server, and return it with where its words begin in the log."""
     environment = server_environment(config, os.environ)
     with log.open("ab") as output, _without_forks(), holding_signals_of_jobs():
         start = output.tell()
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefeed.server"],
+            [sys.executable, "-m", "prefeed.server", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -249,12 +255,9 @@ def _begin(config: Config, log: Path) -> tuple[subprocess.Popen[bytes], int]:
 def server_environment(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a server with exactly these settings, wherever they came from."""
     environment = dict(environ)
-    for setting in fields(config):
-        value = getattr(config, setting.name)
-        name = f"PREFEED_{setting.name.upper()}"
-        environment[name] = (
-            "auto" if value is None else as_text(setting.name, value)
-        )  # else a file could name another value
+    for name in SETTINGS:  # each, also defaults: else a file could name another value
+        environment[f"PREFEED_{name.upper()}"] = as_text(name, getattr(config, name))
+    environment[LIMITS_VARIABLE] = str(config.limits)
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     return environment
 

@@ -114,7 +114,7 @@ class ObjectReader(CountedReads):
         self._renewed_at = -_RENEW_SECONDS
         self._reported_at = 0.0
         CountedReads.__init__(self)
-        self._most_unreported_bytes = dataset.config.lookahead // _REPORTS_A_LOOKAHEAD
+        self._most_unreported_bytes = dataset.config.limits.lookahead_bytes // _REPORTS_A_LOOKAHEAD
         self._of_threads: IdleReaders[ObjectReader] = IdleReaders()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -534,7 +534,7 @@ class ObjectReader(CountedReads):
             self._connection = None  # another reader that shares it has found it broken
         if self._connection is None and time.monotonic() >= self._retry_at:
             began = time.monotonic()
-            patience = self.dataset.config.request_timeout + _GRACE_SECONDS
+            patience = self.dataset.config.limits.request_seconds + _GRACE_SECONDS
             try:
                 open_one = partial(
                     Connection.open,

@@ -135,7 +135,7 @@ def machine_room(place: Path, config: Config) -> MachineRoom:
     status = os.statvfs(place)
     total = status.f_blocks * status.f_frsize
     in_memory = is_tmpfs(place)
-    floor = plan_disk_floor(None if in_memory else config.disk_free, total_bytes=total)
+    floor = plan_disk_floor(None if in_memory else config.limits.disk_free_bytes, total_bytes=total)
     memory = read_memory()
     return MachineRoom(
         free_bytes=status.f_bavail * status.f_frsize,

@@ -336,7 +336,7 @@ class _Staging:
 
     def _copy(self, found: Comparison, sink: BoundedSink) -> CopySummary:
         limits = CopyLimits(
-            max_in_flight=self._config.max_in_flight, retry_deadline_seconds=self._config.retry_deadline
+            max_in_flight=self._config.limits.max_in_flight, retry_deadline_seconds=self._config.limits.retry_seconds
         )  # fmt: skip
         return copy_objects(self._source, found.to_copy, sink, limits=limits, progress=self._progressed)
 

@@ -126,7 +126,7 @@ class Origin:
         began = time.monotonic()
         if config.enabled and not without_node:
             try:
-                with NodeClient.connect(config) as node, _listing(self.url, config) as listing:
+                with NodeClient.connect(config) as node, _listing(self.url) as listing:
                     opened = open_dataset_by_names(
                         node, os.fspath(url_or_path), config, listing_age=age, listing=listing,
                         made_with=self._made_with,
@@ -261,14 +261,14 @@ class Origin:
 
     def _list_below(self, home: Path, url_or_path: str | os.PathLike[str], age: float) -> Listed:
         source = open_as_made(os.fspath(url_or_path), self.config, self._made_with)
-        with _listing(self.url, self.config) as listing:
+        with _listing(self.url) as listing:
             return ManifestLibrary(home).open_listed(
                 os.fspath(url_or_path),
                 listing_age=age,
                 source_factory=lambda _: source,
                 progress=listing,
                 mark=listing_mark(source),
-                retry_deadline=self.config.retry_deadline,
+                retry_deadline=self.config.limits.retry_seconds,
             )
 
 
@@ -358,9 +358,9 @@ class _PerProcess:
         return (_PerProcess, ())
 
 
-def _listing(url: str, config: Config) -> AbstractContextManager[ListingProgress]:
+def _listing(url: str) -> AbstractContextManager[ListingProgress]:
     """Inside it, a terminal shows how far the listing of a URL has come; nothing elsewhere."""
-    if not config.progress or sys.stderr is None or not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return nullcontext(_say_nothing)
     shown = importlib.import_module("prefeed.datasets.progress")  # what draws it takes 25 ms of processor time
     progress: AbstractContextManager[ListingProgress] = shown.ListingOnTerminal(url)

@@ -436,7 +436,7 @@ _Items = tuple[Indices, Indices | None]
 
 def _may_start_aside(config: Config) -> bool:
     """Return whether a server would have to start, and the program is to go on meanwhile."""
-    return config.enabled and config.autostart and config.start_ahead and not is_listening(config)
+    return config.enabled and config.autostart and config.limits.start_ahead and not is_listening(config)
 
 
 def _follow_aside(plan: weakref.ref[Plan], dataset: Any, config: Config, follower: Follower) -> None:

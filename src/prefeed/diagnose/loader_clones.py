@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, Subset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from prefeed.client.node import NodeClient
-from prefeed.config import Config, current
+from prefeed.config import Config, DiskBudget, current
 from prefeed.datasets.origin import Origin
 from prefeed.diagnose.measurement import LoaderFacts
 from prefeed.diagnose.tune.search import Settings
@@ -290,7 +290,11 @@ def served_by(loader: TorchDataLoader[Any], settings: Settings) -> Iterator[Conf
         yield config
         gc.collect()  # a plan ends with its loader
         return
-    with private_home(config, lookahead=settings.lookahead, memory=settings.cache_bytes) as private:
+    with private_home(
+        config,
+        limits=dataclasses.replace(config.limits, lookahead_bytes=settings.lookahead),
+        memory=settings.cache_bytes,
+    ) as private:
         with suppress(OSError):  # listings are the user's: a large origin takes minutes to list
             (private.home / "manifests").symlink_to(config.home / "manifests")
         yield private
@@ -309,7 +313,7 @@ def private_home(config: Config, *, directory: Path | None = None, **changes: An
     with tempfile.TemporaryDirectory(prefix="prefeed-trial-", dir=directory) as parent:
         home = Path(parent) / "home"
         home.mkdir()
-        private = dataclasses.replace(config, home=home, disk=0, disk_dir=None, port=0, progress=False, **changes)
+        private = dataclasses.replace(config, home=home, disk=DiskBudget(), **changes)
         try:
             yield private
         finally:

@@ -92,7 +92,7 @@ class OpenedAhead(Generic[Item]):
         """
         self._items = items
         self._open = open_one
-        self._most_bytes = config.lookahead // _SHARE
+        self._most_bytes = config.limits.lookahead_bytes // _SHARE
         self._waiting: deque[_Opening[Item]] = deque()
         self._end: Exception | None = None
 

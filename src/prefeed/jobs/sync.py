@@ -321,8 +321,8 @@ class _Sync:
 
     def _limits(self) -> CopyLimits:
         return CopyLimits(
-            max_in_flight=self._options.threads or self._config.max_in_flight,
-            retry_deadline_seconds=self._config.retry_deadline,
+            max_in_flight=self._options.threads or self._config.limits.max_in_flight,
+            retry_deadline_seconds=self._config.limits.retry_seconds,
         )
 
     def _paced(self, source: RangeSource) -> RangeSource:

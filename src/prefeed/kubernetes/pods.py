@@ -49,7 +49,7 @@ SHARED: Final = ("state", "memory", "disk")
 _CAPPED_SHARE: Final = 0.9
 """The server leaves a tenth of each control group free."""
 
-_OF_POOL: Final = ("PREFEED_POOL", "PREFEED_POOL_TIMEOUT")
+_POOL: Final = "PREFEED_POOL"
 USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 
@@ -290,7 +290,7 @@ def server_container(found: PodSet, consumer: dict[str, Any], image: str, of_pod
 
 def _is_of_server(name: str) -> bool:
     """Return whether a variable of the training says how its server reaches stores and the pool."""
-    return is_store_variable(name) or name in _OF_POOL
+    return is_store_variable(name) or name == _POOL
 
 
 def _of_secret(name: str) -> str:

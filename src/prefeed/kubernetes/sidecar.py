@@ -126,8 +126,9 @@ def _part_of(spec: Document, partitions: int, index: int) -> Document:
 
 def _sizes_of(settings: Config) -> str:
     memory = "half of the memory" if settings.memory is None else format_bytes(settings.memory)
-    disk = "all but a tenth of its disk" if settings.disk == EVERYTHING else format_bytes(settings.disk)
-    return f"memory tier: {memory}, disk tier: {disk if settings.disk else 'none'}"
+    size = settings.disk.size_bytes
+    disk = "all but a tenth of its disk" if size == EVERYTHING else format_bytes(size)
+    return f"memory tier: {memory}, disk tier: {disk if size else 'none'}"
 
 
 def _given(name: str, config: Config) -> Config:

@@ -291,7 +291,7 @@ def node_settings(dataset: Any, config: Config) -> Config:
     named: Config | None = base.prefeed_settings() if isinstance(base, _Placed) else None
     if named is None:
         return resolve_roots(config)
-    of_node = {name: getattr(named, name) for name in ("home", "idle_timeout", *SERVER_SETTINGS)}
+    of_node = {name: getattr(named, name) for name in ("home", "idle_timeout", "limits", *SERVER_SETTINGS)}
     return replace(config, **of_node)
 
 

@@ -89,7 +89,7 @@ class Objects:
         self._url = url
         self._sizes = memoryview(manifest.sizes.data).cast("B").cast("Q")
         self._versions = memoryview(manifest.version_hashes.data).cast("B").cast("Q")
-        self._most_whole = min(WHOLE_BYTES, config.max_object)
+        self._most_whole = min(WHOLE_BYTES, config.limits.max_object_bytes)
         try:
             self._made_with = access_now(url, config)
         except CredentialsError:
@@ -297,7 +297,7 @@ class Objects:
                 raise self._changed(object_id)
             return memoryview(fetched.data)
 
-        return patiently(fetch_listed, deadline_seconds=min(self.config.retry_deadline, 60.0))
+        return patiently(fetch_listed, deadline_seconds=min(self.config.limits.retry_seconds, 60.0))
 
     def _version_of(self, object_id: int, version: str) -> int:
         """Return the hash of the version that parts of an object are of: the listed one, or the first one that was seen; 0: any."""

@@ -213,7 +213,7 @@ def _write_rest(work: Work, journal: Journal, kept: int, source_url: str, config
     write = write_environment if work.job.layout == "lmdb" else write_shards
     source = open_source(source_url, config)
     ids = work.order.ids[kept:].tolist()
-    stream = read_ahead(source, work.manifest, ids, deadline_seconds=config.retry_deadline)
+    stream = read_ahead(source, work.manifest, ids, deadline_seconds=config.limits.retry_seconds)
     try:
         write(work, journal, stream, kept)
     finally:

@@ -241,7 +241,7 @@ def _records(source: RangeSource, layout: str, info: ObjectInfo, config: Config)
         return environment.scan(Path(source.locate(info.path)), info.path)
     if info.size_bytes < 0:
         raise CannotPackError(f"the listing does not say how large {source.locate(info.path)} is: add it to the index")
-    file = io.BufferedReader(_RangeFile(source, info, config.retry_deadline), _BUFFER_BYTES)
+    file = io.BufferedReader(_RangeFile(source, info, config.limits.retry_seconds), _BUFFER_BYTES)
     return (tar_shards.scan if layout == "webdataset" else tfrecord.scan)(file, info.path)
 
 

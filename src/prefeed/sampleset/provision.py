@@ -147,8 +147,9 @@ def _stop_server(settings: Config) -> None:
 
 def _remove_tiers(settings: Config, *, keep_others: bool) -> None:
     """Remove what only this home's servers can have made: directories that are named after it."""
-    if settings.disk_dir is not None and settings.disk_dir.name.endswith(settings.home_id):
-        for directory in of_this_kernel(settings.disk_dir) if keep_others else [settings.disk_dir]:
+    on_disk = settings.disk.directory
+    if on_disk is not None and on_disk.name.endswith(settings.home_id):
+        for directory in of_this_kernel(on_disk) if keep_others else [on_disk]:
             remove_tree(directory, ignore_errors=True)
     for directory in _memory_directories(settings):
         remove_tree(directory, ignore_errors=True)  # of a server that was killed

@@ -108,12 +108,14 @@ class SampleSet:
         What the document does not say is as in ``base``.
         """
         options = self.spec.options
-        changes: dict[str, Any] = {"home": self.home, "port": 0, "idle_timeout": 0.0}
+        changes: dict[str, Any] = {"home": self.home, "idle_timeout": 0.0}
         changes.update(tier_settings(self.spec, base, self.home))
+        limits = changes.get("limits", base.limits)
         if options.get_timeout is not None:
-            changes["request_timeout"] = float(options.get_timeout)
+            limits = replace(limits, request_seconds=float(options.get_timeout))
         if options.buffer_size is not None:
-            changes["lookahead"] = options.buffer_size * MIB
+            limits = replace(limits, lookahead_bytes=options.buffer_size * MIB)
+        changes["limits"] = limits
         changes["metrics"] = _metrics(options.metrics, base)
         return replace(base, **changes)
 

@@ -70,17 +70,17 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
     entry_cache: Annotated[Number, _NO_KERNEL] | None = None
     dir_entry_cache: Annotated[Number, _NO_KERNEL] | None = None
     enable_xattr: Annotated[bool, _ignored("extended attributes are not read: samples are made of bytes")] | None = None
-    get_timeout: Annotated[_Seconds, _mapped("seconds that one request may take: `request_timeout`")] | None = None
+    get_timeout: Annotated[_Seconds, _mapped("seconds that one request may take")] | None = None
     put_timeout: Annotated[Whole, _ignored("the node server writes nothing to the source")] | None = None
     io_retries: (
         Annotated[
             Whole,
-            _ignored("a failing request is retried for `retry_deadline` seconds, not a fixed number of times"),
+            _ignored("a failing request is retried for 120 seconds, not a fixed number of times"),
         ]
         | None
     ) = None
     max_uploads: Annotated[Whole, _ignored("the node server writes nothing to the source")] | None = None
-    buffer_size: Annotated[Whole, _mapped("MiB that may be fetched ahead of each loader: `lookahead`")] | None = None
+    buffer_size: Annotated[Whole, _mapped("MiB that may be fetched ahead of each loader")] | None = None
     prefetch: (
         Annotated[
             Whole,
@@ -96,7 +96,7 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
         | None
     ) = None
     cache_size: Annotated[Whole, _mapped("without `cache.levels`: MiB of the one level")] | None = None
-    free_space_ratio: Annotated[Ratio, _mapped("share of the disk that stays free: `disk_free`")] | None = None
+    free_space_ratio: Annotated[Ratio, _mapped("share of the disk that stays free")] | None = None
     cache_partial_only: (
         Annotated[bool, _ignored("whole objects are cached; an object larger than the tier is read without it")] | None
     ) = None

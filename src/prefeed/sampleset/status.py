@@ -227,7 +227,7 @@ def _tiers(settings: Config, status: ServerStatus, counts: Statistics) -> Iterat
     yield _tier("memory", Path(status.store), counts.budget_bytes, used, keep_free=0)
     if counts.disk.budget_bytes:
         path = settings.disk_path
-        keep = settings.disk_free
+        keep = settings.limits.disk_free_bytes
         yield _tier("disk", path, min(counts.disk.budget_bytes, EVERYTHING), counts.disk.bytes, keep_free=keep)
 
 
@@ -276,10 +276,10 @@ def _in_memory(manifest: Manifest, store: Path) -> NDArray[np.bool_]:
 
 def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
     # Of all servers of this kernel: containers have one each.
-    found = settings.disk_path.parent if settings.disk_dir else settings.home / NODES
-    below = "objects" if settings.disk_dir else "disk/objects"
+    found = settings.disk_path.parent if settings.disk.directory else settings.home / NODES
+    below = "objects" if settings.disk.directory else "disk/objects"
     directories = [path / below for path in of_this_kernel(found) if (path / below).is_dir()]
-    if not settings.disk or not directories:
+    if not settings.disk.size_bytes or not directories:
         return np.zeros(manifest.num_objects, dtype=np.bool_)
     held = b""
     for directory in directories:
@@ -396,7 +396,7 @@ def _levels(found: SampleSet, settings: Config) -> Iterator[Explained]:
     is_joined = {True: False, False: False}
     for index, level in enumerate(found.spec.levels):
         in_memory = level.medium == "MEM"
-        size = settings.memory if in_memory else settings.disk
+        size = settings.memory if in_memory else settings.disk.size_bytes
         most = "as much as fits" if size is None or size == EVERYTHING else f"{size // MIB} MiB at most"
         meaning = f"{'the memory tier' if in_memory else 'the disk tier'}, below "
         meaning += f"{settings.memory_dir if in_memory else settings.disk_path}, {most}"

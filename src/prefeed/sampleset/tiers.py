@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from prefeed.config import EVERYTHING, MIB, Config
+from prefeed.config import EVERYTHING, MIB, Config, DiskBudget
 from prefeed.errors import SpecError
 from prefeed.sampleset.spec import Level, MountOptions, SampleSetSpec
 from prefeed.store.capacity import is_tmpfs
@@ -99,15 +99,18 @@ def tier_settings(spec: SampleSetSpec, base: Config, home: Path) -> dict[str, An
     tiers = plan_tiers(spec)
     own = f"prefeed-{os.getuid()}-{replace(base, home=home).home_id}"
     settings: dict[str, Any] = {}
+    disk = base.disk
     if not tiers.are_given:
-        if base.disk_dir is not None:
-            settings["disk_dir"] = base.disk_dir / own  # one directory belongs to one server
+        if disk.directory is not None:
+            disk = replace(disk, directory=disk.directory / own)  # one directory belongs to one server
     else:
         settings.update(_memory_settings(tiers.memory))
-        settings.update(_disk_settings(tiers.disk, own))
+        disk = _disk_budget(tiers.disk, own)
+    settings["disk"] = disk
     ratio = spec.options.free_ratio
-    if ratio and (settings.get("disk") or base.disk):
-        settings["disk_free"] = int(ratio * _file_system_bytes(settings.get("disk_dir") or base.disk_dir or home))
+    if ratio and disk.size_bytes:
+        free_bytes = int(ratio * _file_system_bytes(disk.directory or home))
+        settings["limits"] = replace(base.limits, disk_free_bytes=free_bytes)
     return settings
 
 
@@ -120,11 +123,11 @@ def _memory_settings(level: Level | None) -> dict[str, Any]:
     return settings
 
 
-def _disk_settings(level: Level | None, own: str) -> dict[str, Any]:
+def _disk_budget(level: Level | None, own: str) -> DiskBudget:
     if level is None:
-        return {"disk": 0}
+        return DiskBudget()
     size = EVERYTHING if level.cache_mib is None else level.cache_mib * MIB
-    return {"disk": size, "disk_dir": Path(level.path) / own if level.path else None}
+    return DiskBudget(size, Path(level.path) / own if level.path else None)
 
 
 def existing(path: Path) -> Path:

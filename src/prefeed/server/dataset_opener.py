@@ -317,7 +317,7 @@ class Openings:
             source_factory=lambda _: source,
             progress=progress,
             mark=mark,
-            retry_deadline=self._config.retry_deadline,
+            retry_deadline=self._config.limits.retry_seconds,
         )
         return self._opened_of(asked, found)
 
@@ -482,7 +482,7 @@ class Openings:
     def _open_catalogue(self, directory: Path, paths: list[str] | None, num_samples: int, view: View | None) -> Opened:
         catalogue, mean_bytes = open_catalogue(directory, paths)
         learned = LearnedMapWriter.open_or_create(directory, num_samples) if num_samples else None
-        source = PosixSource(catalogue.url, max_bytes=self._config.max_object, view=view)
+        source = PosixSource(catalogue.url, max_bytes=self._config.limits.max_object_bytes, view=view)
         return Opened(manifest=catalogue, source=source, mean_bytes=mean_bytes, learned=learned, view=view)
 
     def _begin(

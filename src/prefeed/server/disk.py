@@ -325,8 +325,8 @@ def _make_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as err:
         raise StoreError(
-            f"cannot make {directory} for the disk tier: {err.strerror}; set PREFEED_DISK_DIR to a directory "
-            "you can write to, or PREFEED_DISK to 0"
+            f"cannot make {directory} for the disk tier: {err.strerror}; name a directory you can write to, as in "
+            "PREFEED_DISK=500GB:/nvme, or set PREFEED_DISK to 0"
         ) from err
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -186,6 +187,10 @@ class Handlers:
             self._foreign.add(connection)
             self._expect_foreign_readers()
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
+        settings |= {
+            "workers": str(self._config.limits.max_in_flight),
+            "log_level": str(logging.getLogger("prefeed").level // 10 - 1),
+        }
         welcome = m.Welcome(
             self._version, os.getpid(), str(self._store_dir), self._instance, self.observer.notices, settings,
             home=place_of(self._config.home), store=place_of(self._store_dir),

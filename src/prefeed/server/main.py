@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import importlib
 import logging
@@ -61,6 +62,9 @@ _BUSY_TURN_SECONDS = 0.01
 
 _IDLE_TURN_SECONDS = 5.0
 _LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_INFO = 1
+"""Default level of the log, by its number in ``cache_admin``."""
+
 _LEAST_DISK_BYTES = 64 * 1024**2
 """A disk tier of all that there is, when that is less, is not worth its name."""
 
@@ -86,8 +90,12 @@ class _Grant(NamedTuple):
     notice: str | None
 
 
-def run_foreground(config: Config) -> int:
+def run_foreground(config: Config, *, port: int = 0) -> int:
     """Run the node server until it is stopped or idle; return the exit status.
+
+    Args:
+        config: Settings.
+        port: TCP port of 127.0.0.1 that stays reserved for ``cache_admin``, without a listener; 0 for none.
 
     Raises:
         ServerAlreadyRunningError: Another server owns this home.
@@ -96,7 +104,7 @@ def run_foreground(config: Config) -> int:
     allow_descriptors(all_of_them=True)
     runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
-        ignoring_signals_of_jobs(), _only_server(config, runtime_dir), _held_port(config), _node_directory(config) as own,
+        ignoring_signals_of_jobs(), _only_server(config, runtime_dir), _held_port(port), _node_directory(config) as own,
         _stores(config, own) as (tier, sessions, on_tmpfs, notices, grant), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
         _remove_unused(config, own, runtime_dir, tier.directory)
@@ -151,15 +159,23 @@ def main() -> int:
     """Entry point of ``python -m prefeed.server``: settings come from the environment, and from files."""
     try:
         os.umask(0o077)  # what a server makes is its user's alone
+        arguments = _parse_arguments()
         config = resolve()
         spread_new_pages()
         forget_store_environment()
         logging.basicConfig(format="%(message)s")
-        logging.getLogger("prefeed").setLevel(_LOG_LEVELS[config.log_level])
-        return run_foreground(config)
+        logging.getLogger("prefeed").setLevel(_LOG_LEVELS[arguments.log_level])
+        return run_foreground(config, port=arguments.port)
     except PrefeedError as err:
         print(f"prefeed: {err}", file=sys.stderr)
         return 4 if isinstance(err, ServerAlreadyRunningError) else 1
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m prefeed.server")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--log-level", type=int, default=_INFO, choices=range(len(_LOG_LEVELS)))
+    return parser.parse_args()
 
 
 def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
@@ -266,7 +282,7 @@ def _locked_within(within: int, home: Path, runtime_dir: Path) -> int:
 
 
 @contextmanager
-def _held_port(config: Config) -> Iterator[None]:
+def _held_port(port: int) -> Iterator[None]:
     """Hold the port, if there is one, so that no other process takes it; nothing listens there.
 
     Raises:
@@ -274,12 +290,12 @@ def _held_port(config: Config) -> Iterator[None]:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as held:
         try:
-            if config.port:
-                held.bind(("127.0.0.1", config.port))
+            if port:
+                held.bind(("127.0.0.1", port))
         except OSError as err:
             raise ServerError(
-                f"port {config.port} on 127.0.0.1 is not available ({err.strerror}): another program uses it; name another "
-                "one with PREFEED_PORT or `cache_admin --start -p`"
+                f"port {port} on 127.0.0.1 is not available ({err.strerror}): another program uses it; name another "
+                "one with `cache_admin --start -p`"
             ) from err
         yield
 
@@ -291,31 +307,33 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]
     Raises:
         ServerError: It cannot be made, or another home's server has it.
     """
-    if not config.disk:
+    if not config.disk.size_bytes:
         yield own.path / _DISK, False
         return
     directory, held = own.path / _DISK, None
     try:
-        if config.disk_dir is None:
+        if config.disk.directory is None:
             directory.mkdir(mode=0o700, exist_ok=True)
             carry_over(config.home / _DISK, directory, _OF_DISK)
         else:
-            held = NodeDirectory.claim(config.disk_dir, [own.number])
+            held = NodeDirectory.claim(config.disk.directory, [own.number])
     except OSError as err:
         raise ServerError(
-            f"cannot make {config.disk_path}: {err.strerror}; set PREFEED_DISK_DIR to a directory you can write to"
+            f"cannot make {config.disk_path}: {err.strerror}; name a directory you can write to, as in "
+            "PREFEED_DISK=500GB:/nvme"
         ) from err
     except ServerError as err:
         raise ServerError(
-            f"{config.disk_dir} is the disk tier of another server: give each PREFEED_HOME its own PREFEED_DISK_DIR"
+            f"{config.disk.directory} is the disk tier of another server: give each PREFEED_HOME its own directory in "
+            "PREFEED_DISK"
         ) from err
     if held is None:
         yield directory, own.is_suspect
         return
-    assert config.disk_dir is not None
+    assert config.disk.directory is not None
     with closing(held):
-        carry_over(config.disk_dir, held.path, _OF_DISK)
-        remove_unused_directories(config.disk_dir, keep=held.path)
+        carry_over(config.disk.directory, held.path, _OF_DISK)
+        remove_unused_directories(config.disk.directory, keep=held.path)
         yield held.path, held.is_suspect
 
 
@@ -375,10 +393,12 @@ def _disk_room(
     config: Config, directory: Path, space: tuple[int, int] | None, *, is_suspect: bool
 ) -> tuple[Room | None, str | None]:
     """Return the room on disk, None when the node is to have none; and what is to be said about it."""
-    if not config.disk:
+    if not config.disk.size_bytes:
         return None, None
-    budget, floor = disk_limits(directory, asked_bytes=config.disk, floor_bytes=config.disk_free)
-    notice = disk_notice(config.disk, budget, floor, directory)
+    budget, floor = disk_limits(
+        directory, asked_bytes=config.disk.size_bytes, floor_bytes=config.limits.disk_free_bytes
+    )
+    notice = disk_notice(config.disk.size_bytes, budget, floor, directory)
     budget, mapped = within_address_space("the disk tier", budget, space)
     return Room(directory, budget, floor_bytes=floor, on_disk=True, is_suspect=is_suspect), mapped or notice
 
@@ -388,10 +408,10 @@ def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory
     least = _LEAST_DISK_BYTES if asked_bytes == EVERYTHING else asked_bytes
     if budget_bytes >= least:
         return None
-    rest = f" beyond the {format_bytes(floor_bytes)} that stay free (PREFEED_DISK_FREE)" if floor_bytes else ""
+    rest = f" beyond the {format_bytes(floor_bytes)} that stay free" if floor_bytes else ""
     return (
         f"the disk tier may take {format_bytes(budget_bytes)}: the file system of {directory} has no more{rest}; free space there, "
-        "or set PREFEED_DISK_DIR to a larger disk"
+        "or name a directory on a larger disk, as in PREFEED_DISK=500GB:/nvme"
     )
 
 
@@ -408,7 +428,7 @@ def _disk_tier(config: Config, room: Room | None) -> DiskTier | None:
         budget_bytes=room.shares.objects_limit_bytes,
         min_free_bytes=room.floor_bytes,
         # Others have filled the disk since: nothing more is stored, and what is there stays, if that was not asked for.
-        keep_bytes=config.disk - of_caches,
+        keep_bytes=config.disk.size_bytes - of_caches,
         is_suspect=room.is_suspect,
     )
     room.bind(objects_bytes=lambda: tier.file_bytes, resize_objects=tier.resize)
@@ -454,5 +474,5 @@ def open_pool(config: Config) -> PoolTier | None:
         if err.name is None or err.name.partition(".")[0] != _CLIENT:
             raise
         raise ConfigError(f"PREFEED_POOL needs {_CLIENT}: pip install 'prefeed[pool]'", setting="pool") from err
-    tier: PoolTier = module.PoolTier(config.pool.split(","), timeout_seconds=config.pool_timeout, clock=time.monotonic)
+    tier: PoolTier = module.PoolTier(config.pool.split(","), clock=time.monotonic)
     return tier

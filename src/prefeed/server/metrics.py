@@ -136,7 +136,7 @@ METRICS: Final = (
         lambda s: {(): s.statistics.origin_seconds}),
     Metric("prefeed_origin_requests_in_flight", "gauge", (), "Fetches in flight now, including fetches from disk and pool.",
         lambda s: {(): s.status.in_flight}),
-    Metric("prefeed_origin_requests_limit", "gauge", (), "Limit of requests in flight, tuned by measurement; absent without a plan. A limit far below PREFEED_MAX_IN_FLIGHT means that the origin is slow under load or throttles.",
+    Metric("prefeed_origin_requests_limit", "gauge", (), "Limit of requests in flight, tuned by measurement; absent without a plan. A limit far below 256 means that the origin is slow under load or throttles.",
         lambda s: {(): s.status.max_in_flight} if s.status.max_in_flight else {}),
     Metric("prefeed_errors_total", "counter", ("code",), "Failures by error code; each was followed by a retry or a read from the origin.",
         lambda s: _errors(s.statistics.errors)),

@@ -73,13 +73,13 @@ class Node:
         pool: PoolTier | None = None,
         processes: FetchProcesses[Job] | None = None,
     ) -> None:
-        self.config = config
-        self.scheduler: Scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=config.lookahead)
+        self.config, limits = config, config.limits
+        self.scheduler: Scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=limits.lookahead_bytes)
         self.fetchers: Fetchers = Fetchers(
-            max_threads=config.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool, processes=processes
+            max_threads=limits.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool, processes=processes
         )
         entries = ((key, size) for key, size, _ in tier.entries())
-        self.registry: Registry = Registry(self.scheduler, entries, max_in_flight=config.max_in_flight, clock=clock)
+        self.registry: Registry = Registry(self.scheduler, entries, max_in_flight=limits.max_in_flight, clock=clock)
         self.scheduler.set_budget(tier.capacity_bytes)
         self.datasets: dict[int, Dataset] = self.registry.datasets
         self.disk = disk
@@ -93,7 +93,7 @@ class Node:
         self._scattered_bytes = 0  # free in the tier, and not to be given back
         self._clock = clock
         self._call_later = call_later
-        self._retry = RetryPolicy(deadline_seconds=config.retry_deadline)
+        self._retry = RetryPolicy(deadline_seconds=limits.retry_seconds)
         self._random = random.Random()
         self._answerers: dict[int, Answerer] = {}
         self._next_token = 1

@@ -39,6 +39,10 @@ _RECENT: Final = 1 / 32
 
 _RICH: Final = 0.8
 
+_TIMEOUT_SECONDS: Final = 0.5
+"""Maximum duration of one request. A pool in the same network answers in a millisecond; a fetch from the origin is quicker than a
+longer wait."""
+
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 0.05
 _PAUSE_GROWTH: Final = 1.5
@@ -82,7 +86,7 @@ class PoolTier:
         clock: Seconds.
     """
 
-    def __init__(self, addresses: Sequence[str], *, timeout_seconds: float, clock: Clock) -> None:
+    def __init__(self, addresses: Sequence[str], *, clock: Clock, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
         self._ring = Ring(addresses, timeout_seconds=timeout_seconds, clock=clock)
         self._clock = clock
         self._id = secrets.token_bytes(8)

@@ -192,7 +192,7 @@ def _said_of(directory: Path) -> Iterator[None]:
     except OSError as err:
         raise StoreError(
             f"cannot make the cache in {directory}: {err.strerror}; free space there, or name another directory with "
-            "PREFEED_MEMORY_DIR or PREFEED_DISK_DIR",
+            "PREFEED_MEMORY_DIR or PREFEED_DISK=SIZE:DIRECTORY",
             path=os.fspath(directory),
         ) from err
 

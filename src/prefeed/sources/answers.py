@@ -128,7 +128,7 @@ def read_origin(source: Source, path: str, config: Config, *, listed: Listed | N
         require_listed(fetched, listed, lambda: source.locate(path))
         return fetched.data
 
-    return patiently(fetch, deadline_seconds=min(config.retry_deadline, _DEADLINE_SECONDS))
+    return patiently(fetch, deadline_seconds=min(config.limits.retry_seconds, _DEADLINE_SECONDS))
 
 
 Result = TypeVar("Result")

@@ -21,6 +21,7 @@ import msgspec
 
 from prefeed.config import Config
 from prefeed.errors import SourceError, TransientSourceError, error_of
+from prefeed.limits import Limits
 from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.system.signals import holding_signals_of_jobs, ignoring_signals_of_jobs
@@ -34,10 +35,7 @@ class Hello(msgspec.Struct, frozen=True):
 
     url: str
     authorization: str | None
-    request_timeout: float
-    index: str
-    block_size: int
-    max_object: int
+    limits: Limits
     home: str
     options: Mapping[str, str]
     proxies: Mapping[str, str]
@@ -124,10 +122,7 @@ class ForkedReader:
         self._hello = Hello(
             url,
             authorization,
-            config.request_timeout,
-            config.http_index,
-            config.block_size,
-            config.max_object,
+            config.limits,
             str(config.home),
             access.options,
             access.proxies,
@@ -162,7 +157,7 @@ class ForkedReader:
         with self._lock:
             try:
                 pipe = self._ask(request)
-                limit = self._hello.request_timeout + _GRACE_SECONDS
+                limit = self._hello.limits.request_seconds + _GRACE_SECONDS
                 if not select.select([pipe], [], [], limit)[0]:  # nothing of an earlier answer is left in the pipe
                     raise EOFError(f"no answer in {limit:g} s: it may be suspended")
                 reply = msgspec.msgpack.decode(_read_frame(pipe), type=Reply)
@@ -238,10 +233,7 @@ def _serve(open_source: Callable[..., BrowsableSource], requests: IO[bytes], rep
     """Answer requests until the other side closes its pipe."""
     try:
         hello = msgspec.msgpack.decode(_read_frame(requests), type=Hello)
-        config = Config(
-            request_timeout=hello.request_timeout, http_index=hello.index, block_size=hello.block_size,
-            max_object=hello.max_object, home=Path(hello.home),
-        )  # fmt: skip
+        config = Config(limits=hello.limits, home=Path(hello.home))
         access = StoreAccess(options=hello.options, proxies=hello.proxies)
         source = open_source(hello.url, config, authorization=hello.authorization, access=access)
         while True:

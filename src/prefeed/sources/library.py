@@ -165,7 +165,7 @@ class ManifestLibrary:
                 return settled
             source = source_factory(url) if source_factory else open_source(url, config or Config())
             if retry_deadline is None:
-                retry_deadline = config.retry_deadline if config is not None else 0.0
+                retry_deadline = config.limits.retry_seconds if config is not None else 0.0
 
             def list_now() -> Listed:
                 began_at = self._clock()

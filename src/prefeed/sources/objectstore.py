@@ -53,6 +53,7 @@ from prefeed.sources.store_errors import (
     translate,
 )
 from prefeed.sources.store_listing import (
+    HTTP_INDEX,
     StoreListing,
     info_of,
     level_of,
@@ -173,7 +174,7 @@ class ObjectStoreSource:
         self._access = access
         self._is_http = url.startswith("http")
         self._root_path = urlsplit(url).path if self._is_http else ""
-        self._web = PlainWeb(url, query, max_bytes=config.max_object)
+        self._web = PlainWeb(url, query, max_bytes=config.limits.max_object_bytes)
         self._sends_no_length = False
         self._refuses_head = False
         self._has_bucket = False  # as far as it is known
@@ -295,7 +296,7 @@ class ObjectStoreSource:
             raise self.translated(err, self.locate(path)) from cause_of(err)
         self._has_bucket = True
         info = info_of(meta, path)
-        if self._is_http and not self._sends_parts and info.size_bytes > self._config.block_size:
+        if self._is_http and not self._sends_parts and info.size_bytes > self._config.limits.block_bytes:
             probed = self._info_plainly(path)
             self._sends_parts = probed.sends_parts
             return probed
@@ -378,7 +379,7 @@ class ObjectStoreSource:
             return
         if self._query:
             self.left_out = LeftOut()
-            yield from list_index(self.url, self._config.http_index, self._fetch_index, left_out=self.left_out)
+            yield from list_index(self.url, HTTP_INDEX, self._fetch_index, left_out=self.left_out)
             self.left_out.warn(self.url)
             return
         yield from self._listed(lambda listing: listing.objects())
@@ -398,7 +399,7 @@ class ObjectStoreSource:
             if self._is_http:
                 self.left_out = LeftOut()
                 yield from list_http(
-                    store, self.url, self._config.http_index, timeout=self._config.request_timeout,
+                    store, self.url, HTTP_INDEX, timeout=self._config.limits.request_seconds,
                     fetch_plainly=self._fetch_index, left_out=self.left_out,
                 )  # fmt: skip
                 self.left_out.warn(self.url)
@@ -450,7 +451,7 @@ class ObjectStoreSource:
 
     def _web_access(self) -> WebAccess:
         access = self._own_access()
-        return web_access(access, self._authorization, timeout_seconds=self._config.request_timeout)
+        return web_access(access, self._authorization, timeout_seconds=self._config.limits.request_seconds)
 
     def _as_quick_origin(self) -> QuickOrigin | None:
         try:
@@ -475,7 +476,7 @@ class ObjectStoreSource:
             host=parts.hostname,
             port=parts.port or (443 if is_encrypted else 80),
             headers="".join(f"{line}\r\n" for line in lines).encode("latin-1"),
-            timeout_seconds=self._config.request_timeout,
+            timeout_seconds=self._config.limits.request_seconds,
             ca_bundle=access.options.get(CA_BUNDLE, ""),
         )
 
@@ -493,7 +494,7 @@ class ObjectStoreSource:
     def translated(self, err: BaseException, where: str) -> BaseException:
         """Return the error that stands for what obstore raised; it names the endpoint, which may be another than the user thinks."""
         endpoint = "" if self._access is None else endpoint_words(self.url, self._access)
-        return translate(err, where, timeout=self._config.request_timeout, endpoint=endpoint)
+        return translate(err, where, timeout=self._config.limits.request_seconds, endpoint=endpoint)
 
     def _own_access(self) -> StoreAccess:
         with self._lock:
@@ -543,10 +544,10 @@ def _get_listing(where: str, config: Config, access: StoreAccess, url: str) -> b
 
     def get() -> bytes:
         asked = PlainWeb("", "", max_bytes=0)
-        fetched, _ = asked.fetch(url, web_access(access, None, timeout_seconds=config.request_timeout), where)
+        fetched, _ = asked.fetch(url, web_access(access, None, timeout_seconds=config.limits.request_seconds), where)
         return bytes(fetched.data)
 
-    return patiently(get, deadline_seconds=min(config.retry_deadline, _LIST_DEADLINE_SECONDS))
+    return patiently(get, deadline_seconds=min(config.limits.retry_seconds, _LIST_DEADLINE_SECONDS))
 
 
 def _url_of_bucket(url: str, config: Config, access: StoreAccess) -> str:

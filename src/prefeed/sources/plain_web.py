@@ -216,7 +216,7 @@ class PlainWeb:
             size = "unknown" if size_bytes is None else f"{size_bytes:,} bytes"
             raise SourceError(
                 f"{url}: the server does not send parts of files (Range), and the object is too large to be read whole: its size is "
-                f"{size}, max_object is {self._max_bytes:,} bytes; raise PREFEED_MAX_OBJECT, or let the server answer Range",
+                f"{size}, the maximum is {self._max_bytes:,} bytes; let the server answer Range",
                 url=url,
             )
 

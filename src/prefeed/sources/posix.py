@@ -237,7 +237,7 @@ class PosixSource:
         if not stat.S_ISREG(status.st_mode):
             raise PassedThroughError(f"{where} is not a regular file", path=where)
         raise PassedThroughError(
-            f"{where} has {status.st_size} bytes, more than max_object ({self._max_bytes}), and is not cached whole",
+            f"{where} has {status.st_size} bytes, more than {self._max_bytes}, and is not cached whole",
             path=where,
         )
 

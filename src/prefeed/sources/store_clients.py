@@ -39,7 +39,7 @@ def shared_client(
     variables = sorted(pair for pair in os.environ.items() if is_store_variable(pair[0]))  # it looks there, too
     made_from = (
         url, authorization, sorted(access.options.items()), sorted(access.proxies.items()), variables, listing, retries,
-        config.request_timeout,
+        config.limits.request_seconds,
     )  # fmt: skip
     key = xxh3_128_hexdigest(repr(made_from).encode())
     found: ObjectStore | None = _shared.get(key)
@@ -104,9 +104,9 @@ def _client_options(
     encoding: str,
 ) -> ClientConfig:
     options: ClientConfig = {
-        "timeout": _LIST_TIMEOUT if listing else f"{round(config.request_timeout * 1000)}ms",
-        "read_timeout": f"{round(config.request_timeout * 1000)}ms",
-        "connect_timeout": f"{round(min(config.request_timeout, 5.0) * 1000)}ms",
+        "timeout": _LIST_TIMEOUT if listing else f"{round(config.limits.request_seconds * 1000)}ms",
+        "read_timeout": f"{round(config.limits.request_seconds * 1000)}ms",
+        "connect_timeout": f"{round(min(config.limits.request_seconds, 5.0) * 1000)}ms",
     }
     parts = urlsplit(endpoint)
     if parts.scheme == "http":

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LIST_BATCH: Final = 1000
+HTTP_INDEX: Final = "index.txt"
+"""Name of the file that lists the objects of a plain HTTP server."""
+
 _LOOK_UP_THREADS: Final = 16
 _MOST_LOOKED_UP: Final = 4
 """Empty objects of one directory, in one page, that are looked up one by one; for more the directory is listed once."""

@@ -252,7 +252,7 @@ def open_blocks(
     """
     url = unveiled(os.fspath(url))
     plain = open_plain_source(url[len(BLOCKS) :], config, access=access, view=view)
-    return BlockSource(canonical_url(url), plain, config.block_size)
+    return BlockSource(canonical_url(url), plain, config.limits.block_bytes)
 
 
 def open_plain_source(

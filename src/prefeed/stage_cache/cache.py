@@ -118,7 +118,7 @@ class DatasetCache:
     def default(cls, config: Config | None = None) -> DatasetCache:
         """Return a cache of the default session, which needs not be made and goes when its room is wanted."""
         cache = cls.__new__(cls)
-        cache.session_id, cache.size, cache.spilling = 0, 0, settings_of(config).disk != 0
+        cache.session_id, cache.size, cache.spilling = 0, 0, settings_of(config).disk.size_bytes != 0
         cache.hostname, cache.port, cache.num_connections, cache.prefetch_size = _LOCAL_HOST, _DEFAULT_PORT, 12, 20
         cache._config = settings_of(config)
         cache._store, cache._cache = None, None

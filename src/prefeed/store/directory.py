@@ -117,7 +117,7 @@ def require_private(directory: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or not is_mine(found):
         raise StoreError(
             f"{directory} is not a directory of this user; remove it, or name another with PREFEED_MEMORY_DIR or "
-            "PREFEED_DISK_DIR",
+            "PREFEED_DISK=SIZE:DIRECTORY",
             path=os.fspath(directory),
         )
     if stat.S_IMODE(found.st_mode) != 0o700:
@@ -139,7 +139,7 @@ def require_trusted(directory: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or not (is_ours or (found.st_uid == 0 and not is_open)):
         raise StoreError(
             f"{directory} belongs to user {found.st_uid} and has mode {mode:04o}: others could put entries into it, and entries may "
-            "be code; name a directory of your own with PREFEED_MEMORY_DIR or PREFEED_DISK_DIR",
+            "be code; name a directory of your own with PREFEED_MEMORY_DIR or PREFEED_DISK=SIZE:DIRECTORY",
             path=os.fspath(directory),
         )
     if is_open:

@@ -2,7 +2,7 @@
 
 ::
 
-    <home>/nodes/, or PREFEED_DISK_DIR
+    <home>/nodes/, or the directory that PREFEED_DISK names
         <boot>-<number>/        of one server at a time; number 0, or the next while servers of other containers run
             lock                held by the server; says which process it is; touched every five minutes while that runs
             …                   what is the server's alone

@@ -46,6 +46,9 @@ from prefeed.types import OriginReads, ReadCounts
 
 _log = logging.getLogger("prefeed")
 
+_BATCH_BUFFER_BYTES: Final = 1 << 30
+"""Maximum shared memory that a loader keeps and reuses for its workers' batches; 0 for none. Other batches are sent as torch sends them."""
+
 _TRY_AGAIN_TIMES: Final = 20
 """A loader that the cache made slower is served again after this multiple of that epoch's time: storage may have become slower."""
 
@@ -149,7 +152,7 @@ class Attachment(Reported):
         config = self.config
         if not config.enabled:
             return None
-        self._rings = self._rings or Rings(config.batch_buffers)
+        self._rings = self._rings or Rings(_BATCH_BUFFER_BYTES)
         return Staged(loader.dataset)
 
     def _count(self, name: str, *, is_served: bool = False, is_let_go: bool = False) -> None:
@@ -433,7 +436,7 @@ class Attachment(Reported):
             seed_source=seed_source,
             guess=None if isinstance(access, Samples) else guess_of(loader.dataset, access, config),
         )
-        self._rings = self._rings or Rings(config.batch_buffers)
+        self._rings = self._rings or Rings(_BATCH_BUFFER_BYTES)
 
     # ------------------------------------------------------------ epochs that begin in place
 
@@ -582,7 +585,7 @@ def _may_begin_in_place(loader: Any, opening: Opening, config: Config) -> bool:
         return False
     if measures(opening, config):
         return True
-    return config.start_ahead and config.autostart and not is_listening(config)
+    return config.limits.start_ahead and config.autostart and not is_listening(config)
 
 
 def _pass_length(loader: TorchDataLoader[Any]) -> int | None:

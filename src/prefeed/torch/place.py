@@ -308,7 +308,7 @@ class ReadTotals:
 
 def measures(opening: Opening, config: Config) -> bool:
     """Return whether storage decides if a dataset is read in place: it opens its files by path."""
-    return config.read_in_place and not opening.is_of_prefeed
+    return config.limits.read_in_place and not opening.is_of_prefeed
 
 
 def _join(attachment: ref[Any], place: ref[Place], joining: Joining) -> None:

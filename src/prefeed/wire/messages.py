@@ -47,7 +47,7 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The server speaks the client's protocol; ``settings`` are those that it was started with, as text.
+    """The server speaks the client's protocol; ``settings`` are those that it was started with, as text, with the options of ``cache_admin``.
 
     ``home`` and ``store`` are device and inode of the home and of the memory tier's directory: behind these paths the
     client may see others.

@@ -352,15 +352,15 @@ def test_without_a_server_sessions_on_disk_are_not_denied(run, monkeypatch: pyte
 
 def test_settings_are_shown_with_their_places(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("prefeed.toml").write_text('lookahead = "1536MiB"\nmemory = "1GiB"\n')
+    Path("prefeed.toml").write_text('idle_timeout = 9\nmemory = "1GiB"\n')
     monkeypatch.setenv("PREFEED_MEMORY", "8GiB")
 
-    lines = run(None, "config", "memory", "lookahead", "disk", "home", "--home", "/h").stdout.splitlines()
+    lines = run(None, "config", "memory", "idle_timeout", "disk", "home", "--home", "/h").stdout.splitlines()
     everything = json.loads(run(None, "config", "--json").stdout)["settings"]
 
     assert [line.split() for line in lines] == [
         ["setting", "value", "from"], ["memory", "8GiB", "PREFEED_MEMORY"],
-        ["lookahead", "1536MiB", "prefeed.toml:", "lookahead"], ["disk", "0", "default"], ["home", "/h", "--home"],
+        ["idle_timeout", "9.0", "prefeed.toml:", "idle_timeout"], ["disk", "0", "default"], ["home", "/h", "--home"],
     ]  # fmt: skip
     assert everything["memory"] == {"value": 8 * 1024**3, "from": "PREFEED_MEMORY"}
     assert list(everything) == list(SETTINGS)

@@ -73,7 +73,7 @@ def reader() -> Reader:
 
 @pytest.fixture
 def beside(tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> ReadsBeside:
-    config = resolve({"roots": [str(tmp_path)], "max_object": MOST})
+    config = resolve({"roots": [str(tmp_path)]}, limits={"max_object_bytes": MOST})
     beside = ReadsBeside(config, Roots.of(config))
     monkeypatch.setattr(beside, "_opened", object)
     monkeypatch.setattr(beside, "_reader", lambda dataset: reader)

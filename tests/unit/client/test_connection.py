@@ -189,8 +189,8 @@ def test_settings_that_the_running_server_does_not_have_are_said_once(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("prefeed.client.connection._said", set())
-    server.settings = {name: str(getattr(server.config, name)) for name in SERVER_SETTINGS}
-    for given in ({}, {"memory": "1GiB", "request_timeout": 30}, {"memory": "1GiB"}):
+    server.settings = {name: str(getattr(server.config, name)) for name in SERVER_SETTINGS} | {"workers": "7"}
+    for given in ({}, {"memory": "1GiB", "idle_timeout": 30}, {"memory": "1GiB"}):
         Connection.open(resolve(given)).close()
     said = [record.getMessage() for record in caplog.records if "runs with" in record.getMessage()]
     assert said == [

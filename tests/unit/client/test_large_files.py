@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from prefeed.client.large_files import LargeFiles, LentBlocks, Storages, is_in_memory, waited_ns
-from prefeed.config import resolve
+from prefeed.config import Config, resolve
 from prefeed.core.in_place import QUICK_NS
+from prefeed.limits import Limits
 from prefeed.sources.file_versions import version_of
 from prefeed.types import ObjectInfo
 
@@ -90,7 +91,7 @@ def test_a_file_just_read_is_in_memory(tmp_path: Path) -> None:
 
 
 def test_small_young_and_special_files_are_not_lent(tmp_path: Path) -> None:
-    config = resolve({"max_object": SIZE - 1})
+    config = resolve(limits={"max_object_bytes": SIZE - 1})
     large = LargeFiles(config, Storage(QUICK_NS * 2).storages)
     for name, size in (("small", SIZE - 1), ("young", SIZE)):
         (tmp_path / name).write_bytes(bytes(size))
@@ -98,7 +99,7 @@ def test_small_young_and_special_files_are_not_lent(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "none", "nul\0"):
         assert large.lend(str(tmp_path / name)) is None
-    assert LargeFiles(resolve({"enabled": False, "max_object": 1})).lend(str(tmp_path / "young")) is None
+    assert LargeFiles(resolve({"enabled": False}, limits={"max_object_bytes": 1})).lend(str(tmp_path / "young")) is None
 
 
 def test_bytes_that_are_not_cached_come_from_the_open_file_in_its_version(tmp_path: Path) -> None:
@@ -111,7 +112,10 @@ def test_bytes_that_are_not_cached_come_from_the_open_file_in_its_version(tmp_pa
         block_bytes=400,
     )
     blocks: Any = SimpleNamespace(
-        pid=os.getpid(), tier=lambda _: None, config=SimpleNamespace(lookahead=1000), end_file=lambda *_: None
+        pid=os.getpid(),
+        tier=lambda _: None,
+        config=Config(limits=Limits(lookahead_bytes=1000)),
+        end_file=lambda *_: None,
     )
     opened.dataset, opened.num_blocks, opened.is_split = None, 3, True  # as it is opened by path
     lent = LentBlocks(opened, blocks, str(path), descriptor)

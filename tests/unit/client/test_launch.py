@@ -142,8 +142,8 @@ def test_only_this_start_is_quoted(config: Config, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_server_that_takes_too_long_is_not_waited_for(sandbox: Sandbox) -> None:
-    config = resolve({"start_timeout": 0.001})
-    with pytest.raises(ServerUnavailableError, match="PREFEED_START_TIMEOUT"):
+    config = resolve(limits={"start_seconds": 0.001})
+    with pytest.raises(ServerUnavailableError, match=r"did not answer in .* 0\.001 s"):
         start_server(config)
     assert len(servers_of(sandbox)) <= 1
 
@@ -167,13 +167,15 @@ def test_nothing_is_started_where_others_may_write(
     [
         {},
         {"memory": None, "enabled": False, "trust_samplers": True, "idle_timeout": 0.5},
-        {"memory": 12345678, "lookahead": "1MiB", "max_in_flight": 7, "index": "my list.txt", "progress": False},
+        {"memory": 12345678, "disk": "5MiB:/a b:c", "fetch_processes": 7},
         {"roots": "/a:sampleset://photos/train:/b c", "pool": "h:1,g:2"},
     ],
 )
 def test_the_server_s_settings_are_the_client_s(settings: dict[str, object], sandbox: Sandbox) -> None:
-    config = resolve(settings, environ={"PREFEED_HOME": str(sandbox.home)})
-    noise = {"PREFEED_LOOKAHEAD": "3MiB", "PREFEED_MEMORY": "5GiB", "PATH": "/bin"}
+    config = resolve(
+        settings, environ={"PREFEED_HOME": str(sandbox.home)}, limits={"lookahead_bytes": 7, "start_ahead": False}
+    )
+    noise = {"PREFEED_LIMITS": "lookahead_bytes=3", "PREFEED_MEMORY": "5GiB", "PATH": "/bin"}
     environment = server_environment(config, noise)
     assert resolve(environ=environment) == config
     assert environment["PATH"] == "/bin"
@@ -181,16 +183,16 @@ def test_the_server_s_settings_are_the_client_s(settings: dict[str, object], san
 
 def test_a_setting_of_the_client_s_file_is_not_overruled(sandbox: Sandbox) -> None:
     """The server reads the same file, if any; what was said in code goes through the environment."""
-    config = resolve({"max_in_flight": 3}, environ={"PREFEED_HOME": str(sandbox.home)})
-    assert server_environment(config, {})["PREFEED_MAX_IN_FLIGHT"] == "3"
+    config = resolve({"fetch_processes": 3}, environ={"PREFEED_HOME": str(sandbox.home)})
+    assert server_environment(config, {})["PREFEED_FETCH_PROCESSES"] == "3"
 
 
 def test_no_file_gives_the_server_what_the_client_left_to_it(sandbox: Sandbox) -> None:
     """``auto``, said in code, counts more than what the user's own file says."""
     own = sandbox.root / "config" / "prefeed" / "config.toml"
     own.parent.mkdir(parents=True)
-    own.write_text('memory = "1GiB"\ndisk_dir = "/somewhere"\nroots = ["/a"]\nmetrics = 0\n')
-    auto = dict.fromkeys(("memory", "disk_dir", "roots", "metrics"), "auto")
+    own.write_text('memory = "1GiB"\ndisk = "1GiB:/somewhere"\nroots = ["/a"]\nmetrics = 0\n')
+    auto = dict.fromkeys(("memory", "disk", "roots", "metrics"), "auto")
     config = resolve(auto, environ={"PREFEED_HOME": str(sandbox.home)})
     assert resolve(environ=server_environment(config, {})) == config
 

@@ -401,7 +401,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_the_origin(
     dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 60.0)
-    hurried = replace(dataset, config=resolve({"request_timeout": 0}))
+    hurried = replace(dataset, config=resolve(limits={"request_seconds": 0}))
     with scripted(dataset.config, store_dir=dataset.store_dir) as server:
         reader = reader_of(readers, hurried)
         connection = reader._connect()
@@ -448,7 +448,7 @@ def test_reads_are_reported_in_groups_and_at_the_end(
 
 
 def test_large_objects_are_reported_sooner(dataset: NodeDataset, readers: list[ObjectReader], config: Config) -> None:
-    small = resolve({"lookahead": f"{8 * len(b'in the tier')}B"})
+    small = resolve(limits={"lookahead_bytes": 8 * len(b"in the tier")})
     eager = NodeDataset(
         number=1, url=dataset.url, manifest=dataset.manifest, store_dir=dataset.store_dir, instance="one", config=small
     )

@@ -40,8 +40,8 @@ def test_memory_is_bounded_by_the_smallest() -> None:
 
 
 def test_the_setting_is_the_floor_of_a_disk(sandbox: Sandbox) -> None:
-    assert look_at(sandbox.root, resolve({"disk_free": 1 << 60}))[0] == 0
-    assert look_at(sandbox.root, resolve({"disk_free": 0}))[0] > 0
+    assert look_at(sandbox.root, resolve(limits={"disk_free_bytes": 1 << 60}))[0] == 0
+    assert look_at(sandbox.root, resolve(limits={"disk_free_bytes": 0}))[0] > 0
 
 
 def test_bytes_are_taken_before_they_are_written() -> None:

@@ -222,7 +222,7 @@ def test_the_floor_of_a_disk_is_kept(origin: Path, sandbox: Sandbox) -> None:
     place = sandbox.root / "disk"
     place.mkdir()
     with pytest.raises(DoesNotFitError, match=r"the smallest needs 5,120 bytes, and there is room for 0: .* stay free"):
-        Copier(origin, place)(config=resolve({"disk_free": 1 << 60}))
+        Copier(origin, place)(config=resolve(limits={"disk_free_bytes": 1 << 60}))
     assert list(place.rglob("*.bin")) == []
 
 

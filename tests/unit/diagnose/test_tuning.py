@@ -211,7 +211,6 @@ def test_budget_too_small() -> None:
 
 
 def test_loader_of_prefeed(tmp_path: Path, clock: Clock) -> None:
-    clock.look_seconds = 0.02  # each lookahead that is tried has a server of its own
     for number in range(40):
         (tmp_path / f"{number:02}").write_bytes(bytes(1000))
     loader = prefeed.DataLoader(prefeed.datasets.Objects(tmp_path, decode=len), batch_size=4)

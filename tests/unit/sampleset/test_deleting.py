@@ -27,8 +27,7 @@ from unit.sampleset.documents import applied, sample_set
 def test_what_other_nodes_use_stays_until_they_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "1.bin").write_bytes(b"1")
-    monkeypatch.setenv("PREFEED_DISK", "1MiB")
-    monkeypatch.setenv("PREFEED_DISK_DIR", str(tmp_path / "disk"))
+    monkeypatch.setenv("PREFEED_DISK", f"1MiB:{tmp_path / 'disk'}")
     found = applied(sample_set(source={"uri": str(tmp_path / "data")}))
     settings = found.settings(resolve())
     own, other = settings.disk_path, settings.disk_path.with_name("0123456789ab-0")

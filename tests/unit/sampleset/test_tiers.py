@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from prefeed.config import EVERYTHING, MIB, resolve
+from prefeed.config import EVERYTHING, MIB, DiskBudget, resolve
 from prefeed.errors import SpecError
+from prefeed.limits import Limits
 from prefeed.sampleset.status import explain
 from prefeed.sampleset.tiers import existing
 from sandbox import Sandbox
@@ -28,12 +29,12 @@ def level(medium: str, path: str | Path = "", **size: int) -> dict[str, Any]:
 def test_levels_are_tiers(sandbox: Sandbox) -> None:
     disk = sandbox.root / "disk"
     found = settings_of(
-        {}, level("MEM", sandbox.memory_dir, cacheSize=64), level("SSD", disk, cacheSize=200), port=2000, idle_timeout=9
+        {}, level("MEM", sandbox.memory_dir, cacheSize=64), level("SSD", disk, cacheSize=200), idle_timeout=9
     )
     assert (found.memory, found.memory_dir) == (64 * MIB, sandbox.memory_dir)
-    assert found.disk == 200 * MIB
-    assert found.disk_dir == disk / f"prefeed-{os.getuid()}-{found.home_id}"
-    assert (found.port, found.idle_timeout) == (0, 0.0)
+    assert found.disk.size_bytes == 200 * MIB
+    assert found.disk.directory == disk / f"prefeed-{os.getuid()}-{found.home_id}"
+    assert found.idle_timeout == 0.0
 
 
 def test_two_sets_with_one_path_have_two_directories(sandbox: Sandbox) -> None:
@@ -47,32 +48,33 @@ def test_two_sets_with_one_path_have_two_directories(sandbox: Sandbox) -> None:
 def test_levels_without_a_size_or_a_path(sandbox: Sandbox) -> None:
     found = settings_of({}, level("MEM"), level("SSD"), memory="8MiB")
     assert (found.memory, found.memory_dir) == (8 * MIB, sandbox.memory_dir)  # as set, for nothing was said
-    assert (found.disk, found.disk_dir) == (EVERYTHING, None)
+    assert found.disk == DiskBudget(EVERYTHING)
 
 
 def test_levels_in_memory_alone_have_no_disk() -> None:
-    assert settings_of({}, level("MEM", cacheSize=8), disk="1GiB").disk == 0
+    assert settings_of({}, level("MEM", cacheSize=8), disk="1GiB").disk == DiskBudget()
 
 
 def test_without_levels_prefeeds_own(sandbox: Sandbox) -> None:
-    found = settings_of({}, disk="1GiB", disk_dir=sandbox.root / "tier", memory="8MiB")
-    assert (found.memory, found.disk) == (8 * MIB, 1024 * MIB)
-    assert found.disk_dir is not None
-    assert found.disk_dir.parent == sandbox.root / "tier"  # not that directory itself: it is another server's
+    found = settings_of({}, disk=f"1GiB:{sandbox.root / 'tier'}", memory="8MiB")
+    assert (found.memory, found.disk.size_bytes) == (8 * MIB, 1024 * MIB)
+    assert found.disk.directory.parent == sandbox.root / "tier"  # not that directory itself: it is another server's
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"cache-size": 16}, {"memory": 16 * MIB, "disk": 0}),
-        ({"cache-dir": "memory", "cache-size": 16}, {"memory": 16 * MIB, "disk": 0}),
+        ({"cache-size": 16}, {"memory": 16 * MIB, "disk": DiskBudget()}),
+        ({"cache-dir": "memory", "cache-size": 16}, {"memory": 16 * MIB, "disk": DiskBudget()}),
         (
             {"cache-dir": "/dev/shm/x", "cache-size": 16},
-            {"memory": 16 * MIB, "memory_dir": Path("/dev/shm"), "disk": 0},
+            {"memory": 16 * MIB, "memory_dir": Path("/dev/shm"), "disk": DiskBudget()},
         ),
-        ({"cache-dir": "/tmp/x", "cache-size": 16}, {"disk": 16 * MIB}),
         ({"metrics": "127.0.0.1:9567"}, {"metrics": "127.0.0.1:9567"}),
-        ({"get-timeout": 7, "buffer-size": 300}, {"request_timeout": 7.0, "lookahead": 300 * MIB}),
+        (
+            {"get-timeout": 7, "buffer-size": 300},
+            {"limits": Limits(request_seconds=7.0, lookahead_bytes=300 * MIB)},
+        ),
     ],
 )
 def test_options_are_settings(options: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -80,15 +82,19 @@ def test_options_are_settings(options: dict[str, Any], expected: dict[str, Any])
     assert {name: getattr(found, name) for name in expected} == expected
 
 
+def test_a_directory_on_disk_is_a_disk_tier() -> None:
+    assert settings_of({"cache-dir": "/tmp/x", "cache-size": 16}).disk.size_bytes == 16 * MIB
+
+
 def test_levels_win_over_the_options_that_say_the_same(sandbox: Sandbox) -> None:
     found = settings_of({"cache-dir": "/tmp/x", "cache-size": 1}, level("MEM", sandbox.memory_dir, cacheSize=8))
-    assert (found.memory, found.disk) == (8 * MIB, 0)
+    assert (found.memory, found.disk) == (8 * MIB, DiskBudget())
 
 
 def test_the_free_space_of_the_disk(sandbox: Sandbox) -> None:
     system = os.statvfs(sandbox.root)
     found = settings_of({"free-space-ratio": "0.25"}, level("SSD", sandbox.root / "not" / "there", cacheSize=8))
-    assert found.disk_free == int(0.25 * system.f_blocks * system.f_frsize)
+    assert found.limits.disk_free_bytes == int(0.25 * system.f_blocks * system.f_frsize)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +129,8 @@ def test_several_levels_of_a_kind_are_one_in_the_first_directory(
     ]
     found = settings_of({}, *given)
 
-    assert found.disk == disk
-    assert found.disk_dir.parent == Path(path)
+    assert found.disk.size_bytes == disk
+    assert found.disk.directory.parent == Path(path)
 
 
 def test_the_user_is_told_that_levels_are_joined() -> None:

@@ -388,7 +388,7 @@ def test_closing_frees_nothing(tiers: list[DiskTier], directory: Path) -> None:
 def test_a_directory_that_cannot_be_made(directory: Path) -> None:
     directory.parent.parent.mkdir(exist_ok=True)
     directory.parent.write_text("a file")
-    with pytest.raises(StoreError, match="PREFEED_DISK_DIR"):
+    with pytest.raises(StoreError, match="PREFEED_DISK=500GB:/nvme"):
         DiskTier(directory, budget_bytes=BUDGET_BYTES, min_free_bytes=0)
 
 

@@ -16,6 +16,7 @@ from prefeed.config import Config
 from prefeed.core.actions import Outcome
 from prefeed.core.requests import START, START_OF_BLOCKS
 from prefeed.errors import ObjectChangedError
+from prefeed.limits import Limits
 from prefeed.server.fetch_thread import FetchThread
 from prefeed.server.fetchers import Job
 from prefeed.sources.blocks import BlockSource
@@ -38,7 +39,7 @@ class Node:
         self.file = server.directory / "x.bin"
         self.loop = Loop()
         made.node.fetchers.fetch_parts_in(FetchThread[Job](watcher=self.loop, clock=made.clock))
-        opened = open_source(blocks_url(server.url), Config(block_size=BLOCK))
+        opened = open_source(blocks_url(server.url), Config(limits=Limits(block_bytes=BLOCK)))
         assert isinstance(opened, BlockSource)
         self.source = opened
         self.dataset = made.open(self.source)

@@ -13,6 +13,7 @@ from nodes import RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
 from prefeed.core.requests import START
 from prefeed.errors import ObjectNotFoundError, SourceError, TierFullError, TransientSourceError
+from prefeed.limits import Limits
 from prefeed.server import fetchers
 from prefeed.server.fetch_processes import Delivery, Lease
 from prefeed.server.fetch_ring import Ring
@@ -159,7 +160,7 @@ class Node:
 
 @pytest.fixture
 def node(sandbox: Sandbox) -> Iterator[Node]:
-    with rig(sandbox.home, threads=True, retry_deadline=60.0) as made:
+    with rig(sandbox.home, threads=True, limits=Limits(retry_seconds=60.0)) as made:
         yield Node(made)
 
 

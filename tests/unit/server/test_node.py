@@ -18,6 +18,7 @@ from prefeed.errors import (
     TierFullError,
     TransientSourceError,
 )
+from prefeed.limits import Limits
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.store.layout import stored_bytes
 from prefeed.testing.sources import CountingSource, Fault, FaultySource
@@ -92,7 +93,7 @@ def test_a_request_that_failed_is_made_again_until_it_succeeds(node: Rig) -> Non
 
 
 def test_it_is_given_up_at_the_deadline_and_left_to_the_reader(sandbox: Sandbox) -> None:
-    with rig(sandbox.home, retry_deadline=60.0) as node:
+    with rig(sandbox.home, limits=Limits(retry_seconds=60.0)) as node:
         dataset = node.open(FaultySource(memory_source(1), {"00000.bin": Fault("truncated")}))
         began = node.clock.now
         reader = node.demand(dataset, 0)

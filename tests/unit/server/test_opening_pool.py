@@ -16,7 +16,7 @@ NOBODY = "127.0.0.1:1"
 
 
 def test_a_named_server_makes_a_tier_even_if_it_does_not_answer() -> None:
-    tier = open_pool(Config(pool=NOBODY, pool_timeout=0.1))
+    tier = open_pool(Config(pool=NOBODY))
     assert tier is not None
     tier.close()
     assert tier.counts().servers == 1

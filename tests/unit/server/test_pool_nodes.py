@@ -133,9 +133,3 @@ def test_a_malformed_server_is_named(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a pool server; write host:port") as raised:
         resolve({"pool": f"good:1,{entry}"}, environ={})
     assert repr(entry) in str(raised.value)
-
-
-@pytest.mark.parametrize("seconds", ["0", "61", "soon"])
-def test_a_time_out_is_some_seconds(seconds: str) -> None:
-    with pytest.raises(ConfigError):
-        resolve({"pool_timeout": seconds}, environ={})

@@ -52,7 +52,7 @@ def test_what_will_not_pass_is_raised_with_the_path(pauses: list[float]) -> None
 def test_the_last_error_is_raised_at_the_deadline(pauses: list[float]) -> None:
     source = FaultySource(memory_source(2), {"00001.bin": Fault("truncated")})
     with pytest.raises(TruncatedBodyError, match=r"00001\.bin"):
-        read_origin(source, "00001.bin", resolve({"retry_deadline": 5}))
+        read_origin(source, "00001.bin", resolve(limits={"retry_seconds": 5}))
     assert len(pauses) >= 1
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from prefeed.config import Config
 from prefeed.errors import ObjectChangedError, ObjectNotFoundError, TruncatedBodyError, UnknownSchemeError
+from prefeed.limits import Limits
 from prefeed.sources import library
 from prefeed.sources.blocks import (
     Block,
@@ -51,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def source(root: Path) -> BlockSource:
-    opened = open_source(blocks_url(root), Config(block_size=BLOCK))
+    opened = open_source(blocks_url(root), Config(limits=Limits(block_bytes=BLOCK)))
     assert isinstance(opened, BlockSource)
     return opened
 

@@ -157,7 +157,7 @@ def test_a_helper_that_is_suspended_is_not_waited_for(reader: ForkedReader, monk
     suspended = reader._process
     suspended.send_signal(signal.SIGSTOP)
     with monkeypatch.context() as patched:
-        patched.setattr("prefeed.sources.fork_proxy._GRACE_SECONDS", -Config().request_timeout + 0.1)
+        patched.setattr("prefeed.sources.fork_proxy._GRACE_SECONDS", -Config().limits.request_seconds + 0.1)
         with pytest.raises(TransientSourceError, match="a new one is started"):
             reader.fetch("a.bin")
     assert suspended.returncode == -signal.SIGKILL

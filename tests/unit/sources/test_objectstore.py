@@ -9,6 +9,7 @@ import pytest
 
 import servers
 from prefeed.config import Config
+from prefeed.limits import Limits
 from prefeed.sources import store_clients
 from prefeed.sources.objectstore import ObjectStoreSource
 from prefeed.sources.store_access import StoreAccess
@@ -31,7 +32,7 @@ def test_sources_that_are_reached_alike_share_a_client(
         return ObjectStoreSource(server.url, config, access=access)
 
     one, same = source(), source()
-    others = [source(Config(request_timeout=7)), source(username="a"), source(username="b")]
+    others = [source(Config(limits=Limits(request_seconds=7))), source(username="a"), source(username="b")]
     for each in (one, same, *others):
         assert bytes(each.fetch("x.bin").data) == b"x" * 1000
     assert one._store is same._store

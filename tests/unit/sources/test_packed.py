@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 import servers
-from prefeed.config import Config, current
+from prefeed.config import Config, current, resolve
 from prefeed.errors import (
     ObjectNotFoundError,
     SourceError,
@@ -205,7 +204,7 @@ def test_a_directory_has_no_ranges(tmp_path: Path) -> None:
 def test_a_server_without_ranges_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(100))
     with servers.http_server(tmp_path) as server:  # it answers with the whole file
-        source = open_plain_source(server.url, replace(current(), max_object=99))
+        source = open_plain_source(server.url, resolve(limits={"max_object_bytes": 99}))
         with pytest.raises(SourceError, match="does not send parts of files") as caught:
             source.fetch_range("a.bin", 10, 20)
         assert not caught.value.retryable

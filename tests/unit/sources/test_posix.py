@@ -202,7 +202,7 @@ def test_a_file_that_is_too_large_is_passed_through(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "read", refuse)
-        with pytest.raises(PassedThroughError, match=r"has 11 bytes, more than max_object \(10\)") as caught:
+        with pytest.raises(PassedThroughError, match=r"has 11 bytes, more than 10, and is not cached whole") as caught:
             source.fetch("11.bin")
     assert not caught.value.retryable
     assert len(PosixSource(str(tmp_path)).fetch("11.bin").data) == 11

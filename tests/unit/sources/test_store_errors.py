@@ -16,6 +16,7 @@ from prefeed.errors import (
     TransientSourceError,
     TruncatedBodyError,
 )
+from prefeed.limits import Limits
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import open_source
 from prefeed.testing.source_contract import list_all
@@ -40,7 +41,7 @@ def root(request: pytest.FixtureRequest, server: servers.FileServer, monkeypatch
 
 
 def fetch_error(root: str, config: Config | None = None) -> SourceError:
-    source = open_source(root, config or Config(request_timeout=60.0))
+    source = open_source(root, config or Config(limits=Limits(request_seconds=60.0)))
     try:
         with pytest.raises(SourceError) as caught:
             source.fetch("a.bin")
@@ -87,7 +88,7 @@ def test_a_connection_that_breaks_off(server: servers.FileServer, root: str) -> 
 @pytest.mark.parametrize("answer", [servers.silent, servers.stalled])
 def test_a_server_that_falls_silent(server: servers.FileServer, root: str, answer: servers.Answer) -> None:
     server.answers["/bucket/a.bin"] = answer
-    error = fetch_error(root, Config(request_timeout=0.2))
+    error = fetch_error(root, Config(limits=Limits(request_seconds=0.2)))
     assert type(error) is TransientSourceError
     assert "0.2 s" in str(error)
 
@@ -182,9 +183,9 @@ def test_public_buckets_need_no_credentials(
 
 def test_no_index_and_no_webdav_says_how_to_make_an_index(server: servers.FileServer) -> None:
     with pytest.raises(CannotListError) as caught:
-        list_all(open_source(f"{server.url}/data", Config(http_index="files.txt")))
+        list_all(open_source(f"{server.url}/data", Config()))
     assert f"{server.url}/data" in str(caught.value)
-    assert "find . -type f -printf '%P\\t%s\\n' > files.txt" in str(caught.value)
+    assert "find . -type f -printf '%P\\t%s\\n' > index.txt" in str(caught.value)
 
 
 @pytest.mark.parametrize(

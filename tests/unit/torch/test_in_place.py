@@ -496,8 +496,9 @@ def one_loader(root: Path) -> Any:
     return type("Loader", (), {"dataset": Files(root, 40), "num_workers": 0})
 
 
-def place(root: Path, **settings: Any) -> Place:
-    return Place(one_loader(root), opening(), resolve({"roots": [str(root)], **settings}))
+def place(root: Path, *, read_in_place: bool = True, **settings: Any) -> Place:
+    config = resolve({"roots": [str(root)], **settings}, limits={"read_in_place": read_in_place})
+    return Place(one_loader(root), opening(), config)
 
 
 def test_why_an_epoch_was_read_in_place(root: Path) -> None:
@@ -552,14 +553,14 @@ def test_a_dataset_without_a_length_is_served_from_the_beginning(root: Path) -> 
         def __getitem__(self, index: int) -> bytes:
             return (root / f"{index}").read_bytes()
 
-    config = resolve({"roots": [str(root)], "read_in_place": True})
+    config = resolve({"roots": [str(root)]}, limits={"read_in_place": True})
     for dataset, begins_in_place in ((Files(root, 40), True), (Unsized(), False)):
         loader: Any = DataLoader(dataset, sampler=[3, 1])  # type: ignore[arg-type]
         assert _may_begin_in_place(loader, opening(names_files=True), config) is begins_in_place
 
 
 def attachment_of(root: Path) -> tuple[Attachment, Any]:
-    config = resolve({"roots": [str(root)], "read_in_place": True, "autostart": False})
+    config = resolve({"roots": [str(root)], "autostart": False}, limits={"read_in_place": True})
     return Attachment(config, explicit=False), DataLoader(Files(root, 40))  # type: ignore[arg-type]
 
 

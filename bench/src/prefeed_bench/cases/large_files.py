@@ -27,7 +27,7 @@ _READ_SECONDS: Final = 0.002
 _PIECE_BYTES: Final = 1 << 20
 
 NOTES: Final = (
-    "files of 96 MiB, which are larger than max_object, read in pieces of 1 MiB by open(path); PREFEED_READS=all, no server before",
+    "files of 96 MiB, which are cached in blocks, read in pieces of 1 MiB by open(path); PREFEED_READS=all, no server before",
     "slow: a directory whose opens take 20 ms, each request for bytes 2 ms; the kernel forgets the files between the passes; first, second: MB/s of the passes",
     "cached: the same files in the page cache; cached_over_plain: seconds with prefeed over those without, the worse pass",
 )

@@ -24,7 +24,7 @@ from prefeed.kubernetes.pods import LABEL, config_map
 from prefeed.kubernetes.workloads import patched
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
-from prefeed_bench.home import statistics_of, temporary_home
+from prefeed_bench.home import THROUGH_THE_CACHE, statistics_of, temporary_home
 from prefeed_bench.kubelet import Document, Pod, pod_running
 from prefeed_bench.photos import PhotoFolder
 from prefeed_bench.processes import command_of, main_of_child, run_child
@@ -37,8 +37,6 @@ _NAMESPACE: Final = "bench"
 _LEAST_MEMORY_MIB: Final = 256
 _MOST_WAITING_SECONDS: Final = 300.0
 _SUMS: Final = 1 << 64
-_ASIDE: Final = {"PREFEED_START_AHEAD": "0", "PREFEED_READ_IN_PLACE": "0", "PREFEED_PROGRESS": "0"}
-"""As in ``home``: what is measured is the cache."""
 
 
 # ---------------------------------------------------------------- one training
@@ -297,7 +295,7 @@ def _pod(job: PodJob) -> Document:
         "name": "train",
         "image": "train",
         "command": command_of(__name__, job),
-        "env": [{"name": name, "value": value} for name, value in _ASIDE.items()],
+        "env": [{"name": name, "value": value} for name, value in THROUGH_THE_CACHE.items()],
     }
     return {
         "apiVersion": "v1",

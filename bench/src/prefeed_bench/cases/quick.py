@@ -142,7 +142,7 @@ def on_slow(root: Path, more: Sequence[str], *, with_prefeed: bool) -> Epochs:
 def empty_home(root: Path) -> Iterator[dict[str, str]]:
     """Give the environment of an empty home whose server, if the block starts one, is stopped at its end."""
     with tempfile.TemporaryDirectory(prefix="prefeed-bench-") as home:
-        env = {"PREFEED_HOME": home, "PREFEED_ROOTS": os.fspath(root), "PREFEED_PROGRESS": "0", "PREFEED_METRICS": "0"}
+        env = {"PREFEED_HOME": home, "PREFEED_ROOTS": os.fspath(root), "PREFEED_METRICS": "0"}
         config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in env.items()})
         try:
             yield env

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, require_loader, served_by
+from prefeed.diagnose.loader_clones import Batch, Batches, facts_of, require_loader
 from prefeed.diagnose.tune.report import Data, Tuning, tuning_of
 from prefeed.diagnose.tune.search import Ask, Found, Run, Search, Settings, Space, with_workers
 from prefeed.diagnose.tune.trials import Free, Step, Supply, Trials, free_memory
@@ -180,14 +180,10 @@ class _Tuner:
         return all_bytes <= _PAGE_CACHE * self._free().memory_bytes
 
     def _space(self, compute_seconds: float | None) -> Space:
-        has_plan = _is_prefeed(self._loader) and not is_stream(self._loader)
-        with served_by(self._loader, present_settings(self._loader)) as config:
-            lookahead = config.lookahead if has_plan and config is not None and config.enabled else None
         return Space(
             cores=facts_of(self._loader, 1, is_served=False).cores,
             has_device=self._device.type != "cpu",
             threads=None if self._step is None else torch.get_num_threads(),
-            lookahead=lookahead,
             compute_seconds=compute_seconds,
         )
 
