@@ -161,7 +161,7 @@ def test_a_node_gives_nothing_of_another_node(
     (pictures / "0" / "0.png").unlink()
     for node in others[1:]:
         node.begin("learned", files, NUM_FILES, 9, 2, 0)
-    assert first.ask("run", "warm", "--refresh", str(pictures))[0] == 0
+    assert first.ask("run", "warm", str(pictures))[0] == 0
     assert others[0].ask("run", "clear", "--all")[0] == 0
     assert [node.answer() for node in others[1:]] == nothing_wrong[2:]
     assert at_once(nodes, "pictures", pictures, SEED, 2, 0) == nothing_wrong

@@ -19,7 +19,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "kubernetes check": ("prefeed kubernetes check job.yaml sampleset.yaml",),
     "kubernetes crds": ("prefeed kubernetes crds | kubectl apply -f -",),
     "kubernetes patch": ("prefeed kubernetes patch job.yaml sampleset.yaml | kubectl apply -f -",),
-    "logs": ("prefeed logs", "prefeed logs --lines 200", "prefeed logs --home sampleset://imagenet"),
+    "logs": ("prefeed logs", "prefeed logs --home sampleset://imagenet"),
     "mount": (
         "prefeed mount s3://photos /mnt/photos",
         "prefeed mount /nfs/data /mnt/data --writable-below logs=/scratch/logs",
@@ -40,7 +40,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "stage copy": ("prefeed stage /mnt/photos", "prefeed stage copy s3://photos --to /local/ssd --size 200G"),
     "stage delete": ("prefeed stage delete /mnt/photos", "prefeed stage delete --all"),
     "stage list": ("prefeed stage list",),
-    "stats": ("prefeed stats", "prefeed stats --json", "prefeed stats --watch --interval 5"),
+    "stats": ("prefeed stats", "prefeed stats --json", "prefeed stats --watch"),
     "sync": ("prefeed sync s3://photos /data/photos --dry-run", "prefeed sync /data s3://backup --exclude '*.tmp'"),
     "top": ("prefeed top", "prefeed top --once"),
     "tune": ("prefeed tune train.py:make_loader", "prefeed tune --budget 120 package.train:make_loader"),

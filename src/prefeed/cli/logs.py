@@ -11,31 +11,27 @@ import click
 
 from prefeed.cli import render
 from prefeed.cli.options import json_option, node_config_of, node_option
-from prefeed.cli.text import printable
 from prefeed.config import Config
 from prefeed.errors import ServerError
 from prefeed.system.trust import open_own
 
 _NAME: Final = "server.log"
+_LINES: Final = 200
 _MOST_BYTES: Final = 8 * 1024 * 1024
 """So much of the end of a log is read."""
 
 
 @click.command(name="logs")
-@click.option(
-    "--lines", type=click.IntRange(min=1), default=50, show_default=True, help="Number of lines, from the end."
-)
-@click.option("--path", "only_path", is_flag=True, help="Print the path of the log instead, as for `tail -f`.")
 @node_option
 @json_option
-def command(lines: int, only_path: bool, home: str | None, as_json: bool) -> None:
+def command(home: str | None, as_json: bool) -> None:
     """Show the log of the node server.
 
-    It stays after the end of the server. One that was started with --foreground logs to its own stderr.
+    Prints its last 200 lines, --json also its path. The log stays after the end of the server. One that was started with --foreground logs to its own stderr.
     """
     path, text = newest_log(node_config_of(home))
-    shown = [] if only_path else text.splitlines()[-lines:]
-    render.show(as_json, {"path": str(path), "lines": shown}, [printable(path)] if only_path else shown)
+    shown = text.splitlines()[-_LINES:]
+    render.show(as_json, {"path": str(path), "lines": shown}, shown)
 
 
 def newest_log(config: Config) -> tuple[Path, str]:

@@ -12,7 +12,6 @@ import click
 from prefeed.cli.options import config_of, home_option
 from prefeed.cli.text import printable
 from prefeed.cli.url import absolute_url
-from prefeed.config import parse_setting
 from prefeed.mount import Mounting, start_mount, stop_mount
 from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
 
@@ -26,11 +25,9 @@ from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
 )  # fmt: skip
 @click.option("--allow-other", is_flag=True, help="Let other users read the mount as well.")
 @click.option("--foreground", is_flag=True, help="Stay until the mount ends; SIGTERM unmounts.")
-@click.option("--listing-age", metavar="SECONDS", help="Use a listing that is no older (PREFEED_LISTING_AGE).")
 @home_option
 def command(
-    *, url: str, directory: str, outputs: tuple[str, ...], allow_other: bool, foreground: bool, listing_age: str | None,
-    home: str | None,
+    *, url: str, directory: str, outputs: tuple[str, ...], allow_other: bool, foreground: bool, home: str | None,
 ) -> None:  # fmt: skip
     """Show an origin as a read-only directory, for programs in any language.
 
@@ -41,10 +38,8 @@ def command(
     pairs = [output.partition("=") for output in outputs]
     if wrong := [name for name, equals, target in pairs if not (name and equals and target)]:
         raise click.UsageError(f"--writable-below takes NAME=DIR, such as logs=/scratch/logs, not {wrong[0]!r}")
-    age = None if listing_age is None else parse_setting("listing_age", listing_age)
     mounting = start_mount(
         absolute_url(url), directory, config, links={name: target for name, _, target in pairs}, others=allow_other,
-        listing_age=age,
     )  # fmt: skip
     click.echo(printable(f"{url} is mounted at {mounting.point}; `prefeed umount {mounting.point}` ends it"))
     if foreground:

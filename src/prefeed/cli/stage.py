@@ -167,10 +167,9 @@ def list_(home: str | None, as_json: bool) -> None:
 @command.command()
 @click.argument("what", metavar="SRC|PATH", required=False)
 @click.option("--all", "everything", is_flag=True, help="Delete every copy.")
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted.")
 @home_option
 @json_option
-def delete(what: str | None, everything: bool, dry_run: bool, home: str | None, as_json: bool) -> None:
+def delete(what: str | None, everything: bool, home: str | None, as_json: bool) -> None:
     """Delete copies that `prefeed stage` made.
 
     SRC is the origin, PATH the path that `prefeed stage` printed. Everything below PATH is removed, including files of
@@ -182,9 +181,6 @@ def delete(what: str | None, everything: bool, dry_run: bool, home: str | None, 
         refuse_credentials(what)
     config = config_of(home=home)
     copies = list_copies(config) if what is None else find_copies(what, config)
-    if dry_run:
-        render.show(as_json, {"would_delete": copies_object(copies)["copies"]}, copies_lines(copies))
-        return
     for each in copies:
         unstage(each, config)
     render.show(as_json, {"deleted": copies_object(copies)["copies"]}, removed_lines(copies))

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Final
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
@@ -23,33 +22,27 @@ from prefeed.cli.top import ServerSource
 from prefeed.cli.top_view import History, Look, Rates
 from prefeed.errors import PrefeedError
 
+_PAUSE_SECONDS: Final = 2.0
+"""Pause between two updates of ``--watch``: short for a reader, long enough that rates are steady."""
+
 _CLEARED: Final = "\x1b[H\x1b[2J"
 
 
 @click.command(name="stats")
 @click.option("--watch", is_flag=True, help="Show them again and again, until Ctrl-C; with --json one object per line.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.05),
-    default=2.0,
-    show_default=True,
-    help="Seconds between two updates of --watch.",
-)
 @node_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, watch: bool, interval: float, home: str | None, as_json: bool) -> None:
+def command(ctx: click.Context, watch: bool, home: str | None, as_json: bool) -> None:
     """Show hits, misses and the contents of the cache.
 
     Counts begin when the server starts. The best hit ratio without read-ahead with this much memory is shown beside
     the measured one. --watch never ends by itself: without a server, it waits until there is one.
     """
-    if not watch and ctx.get_parameter_source("interval") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--interval is for --watch: give both", ctx=ctx)
     config = node_config_of(home)
     if watch:
         with ServerSource(backend_of(ctx), config) as source:
-            watch_counts(source, interval_seconds=interval, as_json=as_json)
+            watch_counts(source, as_json=as_json)
         return
     missing_server_exits(ctx)
     with backend_of(ctx).connect(config, autostart=False) as client:
@@ -60,9 +53,7 @@ def command(ctx: click.Context, watch: bool, interval: float, home: str | None, 
         render.print_rows(*render.statistics_rows(value))
 
 
-def watch_counts(
-    source: ServerSource, *, interval_seconds: float, as_json: bool, wait: Callable[[float], object] = time.sleep
-) -> None:
+def watch_counts(source: ServerSource, *, as_json: bool, wait: Callable[[float], object] = time.sleep) -> None:
     """Print the counts again and again, and return after Ctrl-C.
 
     On a terminal each update replaces the one before. Elsewhere updates follow each other, with an empty line between them.
@@ -70,7 +61,6 @@ def watch_counts(
 
     Args:
         source: Where the counts come from.
-        interval_seconds: Pause between two updates.
         as_json: One object per line: that of ``prefeed stats --json``, with ``time`` (seconds since 1970) and ``rates``.
         wait: Given the pause.
     """
@@ -83,7 +73,7 @@ def watch_counts(
                 render.print_json({"time": round(time.time(), 3)} | _object(history, error))
             else:
                 _print(_lines(history), is_screen=is_screen)
-            wait(interval_seconds)
+            wait(_PAUSE_SECONDS)
 
 
 def _look(source: ServerSource, history: History) -> dict[str, object]:

@@ -53,7 +53,6 @@ def _rules_in(arguments: list[str]) -> Iterator[Rule]:
 @click.option("--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: adapts to SRC.")
 @click.option("-u", "--update", is_flag=True, help="Replace an object in DST only when SRC has a newer one.")
 @click.option("--force-update", is_flag=True, help="Copy every object, even if DST has it.")
-@click.option("--check", is_flag=True, help="Read and compare objects that look the same.")
 @click.option("--perms", is_flag=True, help="Keep modes and, as root, owners of files.")
 @click.option("--dirs", is_flag=True, help="Create empty directories, too.")
 @click.option("--dry-run", "dry", is_flag=True, help="Show what would be done.")

@@ -45,9 +45,6 @@ _MOST_SERVERS: Final = 3
 @click.option("--partitions", type=click.IntRange(min=1), default=1, help="Number of nodes that share the work.")
 @click.option("--partition", type=click.IntRange(min=0), default=0, help="Number of this node among them, from 0.")
 @click.option("--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: adapts to URL.")
-@click.option(
-    "--refresh", is_flag=True, help="List the origin now, even if PREFEED_LISTING_AGE allows an older listing."
-)
 @home_option
 @json_option
 @click.pass_context
@@ -68,12 +65,11 @@ def command(
             raise click.UsageError("a URL with a query names one object: give it without paths and options")
         refuse_credentials(url.partition("?")[0])
         result = _warm_object(unwrapped(url), config, show_progress=show_progress)
-    elif replace(options, refresh=False, seed=0) != WarmupOptions():
+    elif replace(options, seed=0) != WarmupOptions():
         result = _warm_in_order(url, options, config, show_progress=show_progress)
     else:
         where, config = located(url, config)
-        listing_age = 0.0 if options.refresh else config.listing_age
-        result = _warm_everything(backend_of(ctx), where, config, listing_age=listing_age, show_progress=show_progress)
+        result = _warm_everything(backend_of(ctx), where, config, show_progress=show_progress)
     print_result(ctx, result, as_json=as_json)
 
 
@@ -140,14 +136,12 @@ class Bar:
         )
 
 
-def _warm_everything(
-    backend: Backend, url: str, config: Config, *, listing_age: float, show_progress: bool
-) -> WarmResult:
+def _warm_everything(backend: Backend, url: str, config: Config, *, show_progress: bool) -> WarmResult:
     """Fetch everything below a URL; another server takes over when one dies."""
     for is_last in (*[False] * (_MOST_SERVERS - 1), True):
         with backend.connect(config) as client:
             try:
-                return _warm(client, url, listing_age=listing_age, show_progress=show_progress)
+                return _warm(client, url, listing_age=config.listing_age, show_progress=show_progress)
             except ServerUnavailableError:
                 if is_last:
                     raise

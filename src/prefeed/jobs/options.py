@@ -17,7 +17,6 @@ class SyncOptions:
         threads: Most objects under way at a time; None: as many as the source answers well.
         update: An object that is there is replaced where the source's is newer, and only there.
         force_update: All are copied.
-        check: What looks the same is read at both places and compared.
         perms: Files keep mode and, for root, owner.
         dirs: Empty directories are made too, and with ``delete_dst`` removed.
         dry: Nothing is changed; events tell what would be.
@@ -35,7 +34,6 @@ class SyncOptions:
     threads: int | None = None
     update: bool = False
     force_update: bool = False
-    check: bool = False
     perms: bool = False
     dirs: bool = False
     dry: bool = False

@@ -105,7 +105,6 @@ class WarmupFields(_Rooted, frozen=True, kw_only=True):
     partition: Whole = 0
     file: str = ""
     threads: Whole = 0
-    refresh: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +143,6 @@ class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
     bwlimit: Whole = 0
     update: bool = False
     force_update: bool = False
-    check: bool = False
     perms: bool = False
     dirs: bool = False
     dry: bool = False

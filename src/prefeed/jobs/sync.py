@@ -271,7 +271,7 @@ class _Sync:
         if options.update and their.is_file and not is_newer(our, their) and not is_same:
             return None  # other bytes that are not older: theirs stay
         # Nothing is deleted that is only believed to be there: --delete-src reads what was not copied just now.
-        if is_same and not options.check and not options.delete_src:
+        if is_same and not options.delete_src:
             return None
         return our, is_same
 

@@ -45,7 +45,6 @@ class WarmupOptions:
         partition: Which of them this is, from 0.
         file: A file with the paths of objects, one a line, in place of ``paths``; None: there is none.
         threads: Most objects under way at a time; None: as many as the origin takes.
-        refresh: The origin is listed again first, whatever age of a listing the settings allow.
     """
 
     paths: tuple[str, ...] = ()
@@ -55,7 +54,6 @@ class WarmupOptions:
     partition: int = 0
     file: Path | None = None
     threads: int | None = None
-    refresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +79,8 @@ def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = No
     """
     _require_possible(options)
     settings = place.settings
+    listing_age = settings.listing_age
     events = events or WarmEvents()
-    listing_age = 0.0 if options.refresh else settings.listing_age
     for is_last in (*[False] * (_MOST_SERVERS - 1), True):
         try:
             with NodeClient.connect(settings) as client:
@@ -158,7 +156,7 @@ def _below(manifest: Manifest, paths: Sequence[str]) -> Ids:
         ids = [*([] if itself is None else [itself]), *found]
         if not ids:
             raise EmptyListingError(
-                f"{manifest.url} has nothing at {relative!r}; if it is new there, list the origin again with --refresh"
+                f"{manifest.url} has nothing at {relative!r}; if it is new there, list the origin again with PREFEED_LISTING_AGE=0"
             )
         parts.append(np.asarray(ids, dtype=np.int64))
     return _each_once(np.concatenate(parts))
@@ -177,7 +175,7 @@ def _listed_in(manifest: Manifest, file: Path) -> Ids:
         found = manifest.index_of(relative)
         if found is None:
             raise EmptyListingError(
-                f"{file}, line {number}: {manifest.url} has no {relative!r}; if it is new there, list the origin again with --refresh"
+                f"{file}, line {number}: {manifest.url} has no {relative!r}; if it is new there, list the origin again with PREFEED_LISTING_AGE=0"
             )
         ids.append(found)
     return _each_once(np.asarray(ids, dtype=np.int64))

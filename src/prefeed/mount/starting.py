@@ -52,7 +52,6 @@ def start_mount(
     *,
     links: Mapping[str, str] | None = None,
     others: bool = False,
-    listing_age: float | None = None,
 ) -> Mounting:
     """Mount an origin read-only, and return once it can be read.
 
@@ -62,7 +61,6 @@ def start_mount(
         config: Settings.
         links: Names that lead from the root of the mount to directories of this machine.
         others: Other users may read as well.
-        listing_age: Seconds; a listing that began no longer ago will do. None: as the settings say.
 
     Raises:
         MountError: FUSE or the mount point cannot be used.
@@ -74,7 +72,7 @@ def start_mount(
         raise MountError(f"nothing can be mounted: {lacking}")
     where = _usable(point)
     targets = {name: _target(name, target) for name, target in (links or {}).items()}
-    origin = Origin(url, config, listing_age=listing_age)
+    origin = Origin(url, config)
     manifest = origin.settle()
     not_shown(manifest).warn(origin.url, what="files")
     settings = origin.node_config or config

@@ -198,15 +198,14 @@ def test_stats_json_has_every_field_and_the_ratio(run) -> None:
 # ---------------------------------------------------------------- warm and clear
 
 
-def test_warm_lists_as_the_settings_say_or_now(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_lists_as_the_settings_say(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_LISTING_AGE", "60")
     backend = FakeBackend()
 
-    run(backend, "warm", "s3://bucket/train", "--refresh")
     run(backend, "warm", "s3://bucket/train")
 
     asked = [call for call in backend.calls if call[0] == "warm"]
-    assert asked == [("warm", "s3://bucket/train", 0.0, False), ("warm", "s3://bucket/train", 60.0, False)]
+    assert asked == [("warm", "s3://bucket/train", 60.0, False)]
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -383,5 +382,7 @@ def test_the_newest_log_is_shown_from_its_end(run) -> None:
     (directory / "server.log").write_text("one\ntwo\nthree\n")
 
     assert (none.exit_code, "no server was started" in none.stderr) == (1, True)
-    assert run(None, "logs", "--lines", "2").stdout == "two\nthree\n"
-    assert run(None, "logs", "--path").stdout == f"{directory / 'server.log'}\n"
+    assert run(None, "logs").stdout == "one\ntwo\nthree\n"
+    assert json.loads(run(None, "logs", "--json").stdout) == {
+        "path": str(directory / "server.log"), "lines": ["one", "two", "three"],
+    }  # fmt: skip

@@ -56,12 +56,12 @@ def watch(*samples: Sample | PrefeedError, as_json: bool = False) -> list[float]
         if len(pauses) == len(samples):
             raise KeyboardInterrupt
 
-    watch_counts(cast(ServerSource, Source(*samples)), interval_seconds=3.0, as_json=as_json, wait=wait)
+    watch_counts(cast(ServerSource, Source(*samples)), as_json=as_json, wait=wait)
     return pauses
 
 
 def test_updates_follow_each_other_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert watch(EARLY, LATER) == [3.0, 3.0]
+    assert watch(EARLY, LATER) == [2.0, 2.0]
 
     out, err = capsys.readouterr()
     first, second = out.removesuffix("\n\n").split("\n\n")
@@ -118,7 +118,7 @@ def test_on_a_terminal_an_update_replaces_the_one_before(monkeypatch: pytest.Mon
 
 def test_ctrl_c_ends_with_0_and_closes_the_connection(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(source: ServerSource, **options: object) -> None:
-        watch_counts(source, interval_seconds=1.0, as_json=True, wait=press)
+        watch_counts(source, as_json=True, wait=press)
 
     def press(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -131,10 +131,3 @@ def test_ctrl_c_ends_with_0_and_closes_the_connection(run, monkeypatch: pytest.M
     assert (result.exit_code, result.stderr) == (0, "")
     assert json.loads(result.stdout)["reads"] == 1000
     assert backend.calls == [("close",)]
-
-
-def test_an_interval_without_watch_is_wrong_usage(run) -> None:
-    result = run(FakeBackend(), "stats", "--interval", "1")
-
-    assert result.exit_code == 2
-    assert "prefeed: --interval is for --watch: give both\n" in result.stderr

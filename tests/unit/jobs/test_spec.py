@@ -75,12 +75,12 @@ def test_all_of_it_reaches_the_job() -> None:
     job = resolved("""
   type: sync
   syncOptions: {source: /a, destination: /b, threads: 2, exclude: x, start: a, end: z, bwlimit: 3, update: true, force-update: true,
-    check: true, perms: true, dirs: true, dry: true, delete-src: true, delete-dst: true, no-https: true, one-file-system: false}
+    perms: true, dirs: true, dry: true, delete-src: true, delete-dst: true, no-https: true, one-file-system: false}
 """)
 
     assert [place.url for place in job.places] == ["/a", "/b"]
     assert job.sync == SyncOptions(
-        threads=2, rules=(Rule("x", True),), start="a", end="z", bwlimit_mbit=3, update=True, force_update=True, check=True,
+        threads=2, rules=(Rule("x", True),), start="a", end="z", bwlimit_mbit=3, update=True, force_update=True,
         perms=True, dirs=True, dry=True, delete_src=True, delete_dst=True, no_https=True, one_file_system=False,
     )  # fmt: skip
     assert all(getattr(job.sync, one.name) != one.default for one in fields(SyncOptions))
@@ -91,7 +91,7 @@ def test_a_warm_up_has_its_strategy_and_partitions() -> None:
     job = resolved("""
   type: warmup
   warmupOptions: {paths: [train], strategyName: random, seed: 7, partitions: 4, partition: 3, file: /list.txt, threads: 50,
-    refresh: true, url: s3://photos}
+    url: s3://photos}
 """)
     assert job.warmup == WarmupOptions(
         paths=("train",),
@@ -101,7 +101,6 @@ def test_a_warm_up_has_its_strategy_and_partitions() -> None:
         partition=3,
         file=Path("/list.txt"),
         threads=50,
-        refresh=True,
     )
     assert [place.url for place in job.places] == ["s3://photos"]
 

@@ -72,19 +72,6 @@ def test_update_takes_only_what_is_newer(source: Path, target: Path) -> None:
     assert (target / "class 0/3.jpg").read_bytes() == b"theirs"
 
 
-def test_check_finds_what_size_and_time_hide(source: Path, target: Path) -> None:
-    run(source, target)
-    hidden = target / "class 1/10.jpg"
-    before = hidden.stat()
-    hidden.write_bytes(b"x" * before.st_size)
-    os.utime(hidden, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    assert run(source, target).num_copied == 0
-    assert (checked := run(source, target, check=True)).num_copied == 1
-    assert checked.num_skipped == 29
-    assert tree(target) == FILES
-
-
 def test_force_update_copies_all(source: Path, target: Path) -> None:
     run(source, target)
 
@@ -330,5 +317,5 @@ def test_into_a_store_and_back(source: Path, target: Path, bucket: str, tmp_path
     assert run(bucket, target).num_copied == 0
     assert tree(target) == tree(source)
     assert run(bucket, "s3://photos/other").num_copied == 30
-    assert run(bucket, "s3://photos/other", check=True, delete_src=True).num_deleted_src == 30
+    assert run(bucket, "s3://photos/other", delete_src=True).num_deleted_src == 30
     assert run("s3://photos/other", tmp_path / "third").num_copied == 30
