@@ -58,6 +58,14 @@ class Warnings(logging.Handler):
         return [text for text in self.texts if name in text]
 
 
+@pytest.fixture
+def warnings() -> Iterator[Warnings]:
+    """Warnings of this process during one test."""
+    handler = Warnings()
+    yield handler
+    logging.getLogger("prefeed").removeHandler(handler)
+
+
 @needs_root
 def test_directories_that_cannot_be_entered(tmp_path: Path, sandbox: Sandbox) -> None:
     with_own_mounts(_list_around_closed_directories, tmp_path)
@@ -273,10 +281,11 @@ FILES = {
 """Of ``ODD_KEYS``, those that can be files beside one another."""
 
 
-def test_a_copy_leaves_out_what_cannot_be_a_file(bucket: servers.BucketServer, tmp_path: Path) -> None:
+def test_a_copy_leaves_out_what_cannot_be_a_file(
+    bucket: servers.BucketServer, tmp_path: Path, warnings: Warnings
+) -> None:
     target = tmp_path / "a/b/copy"
     bucket.objects |= {"../../up": b"up", "..": b"up", "d/plain.txt-": b"", "d/marker/": b""}
-    warnings = Warnings()
     for _ in range(2):
         result = sync("s3://b", str(target), SyncOptions(delete_dst=True), current())
         assert (result.num_failed, result.is_complete, result.num_deleted_dst) == (0, True, 0)
@@ -390,14 +399,13 @@ def _mount_odd_keys(root: Path, objects: dict[str, bytes], environment: dict[str
     stop_server()
 
 
-def test_odd_names_of_a_web_index(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_odd_names_of_a_web_index(sandbox: Sandbox, tmp_path: Path, warnings: Warnings) -> None:
     files = {"d/x": b"one", "plain": b"two", "tab\tin": b"three"}
     write_files(tmp_path / "root", files)
     (tmp_path / "secret").write_bytes(b"secret")
     lines = ["d//x\t3", "./plain\t3", "tab\tin\t5", "../secret\t6", "d/./x\t3", "plain\tunknown", "pl\0ain\t3"]
     (tmp_path / "root/index.txt").write_text("\n".join(lines))
     expected = {"d//x": b"one", "plain": b"two", "tab\tin": b"three"}
-    warnings = Warnings()
     with servers.http_server(tmp_path) as server:
         server.ranges = True
         data = prefeed.datasets.Objects(f"{server.url}/root")
