@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -156,6 +157,15 @@ def test_a_server_that_talks_nonsense_is_a_server_error(
     server.script = lambda message: [m.Stopping()]
     with pytest.raises(ServerError):
         demand(connection, 3)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_connection_in_a_reference_cycle_is_closed_when_it_is_collected(config: Config) -> None:
+    """Torch's exceptions of workers are in a cycle with their traceback, which refers to the loop, its loader and the connection."""
+    cycle: list[object] = [Connection.open(config)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()  # a socket that is collected before it is closed warns, which fails the test
 
 
 def test_forerunners_are_told_before_the_answer(server: ScriptedServer, connection: Connection) -> None:
