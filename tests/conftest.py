@@ -162,6 +162,7 @@ def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         "prefeed.client.untold._untold._epochs", deque()
     )  # loaders of earlier tests that no server was told of
+    monkeypatch.setattr("prefeed.client.dataset._used", {})
     warm.pause(request.node.get_closest_marker("cold") is not None)
     num_processes = num_processes_started()
     with _nothing_leaks(request, sandbox):

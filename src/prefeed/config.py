@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from prefeed import old_names
 from prefeed.errors import ConfigError
@@ -24,6 +24,7 @@ from prefeed.places import (
     near,
     project_settings,
     read_settings,
+    read_trusted,
     require_known,
     runtime_dirs,
     say_once,
@@ -513,6 +514,40 @@ def configure(**settings: Any) -> Config:
     return config
 
 
+class _Resolved(NamedTuple):
+    """Settings that ``current`` returned last, and all that they were made of."""
+
+    origins: tuple[object, ...]
+    files: tuple[str, str]
+    texts: list[bytes]
+    config: Config
+
+
+_resolved: _Resolved | None = None
+
+
 def current() -> Config:
-    """Return the settings in force in this process."""
-    return resolve(_process_overrides)
+    """Return the settings in force in this process: the same object, until something that they are made of changes."""
+    global _resolved
+    last, origins = _resolved, (environment(), dict(_process_overrides), _working_directory())
+    if last is not None and last.origins == origins:
+        files = last.files
+    else:
+        files = ("prefeed.toml", str(user_file()))
+    texts = [read_trusted(Path(file)) if os.access(file, os.F_OK) else b"" for file in files]
+    if last is None or last.origins != origins or last.texts != texts:
+        last = _resolved = _Resolved(origins, files, texts, resolve(_process_overrides))
+    return last.config
+
+
+def environment() -> dict[bytes, bytes]:
+    """Return a copy of the environment. ``os.environ.copy()`` decodes each variable, which takes longer than a cached read."""
+    copy: dict[bytes, bytes] = os.environ._data.copy()  # type: ignore[attr-defined]
+    return copy
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""

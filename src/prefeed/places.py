@@ -118,7 +118,7 @@ def read_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     """
     text = ""
     try:
-        text = _read_trusted(path).decode()
+        text = read_trusted(path).decode()
         table = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
         raise ConfigError(f"cannot read {path}: {err}{_with_quotes(text, known)}") from err
@@ -176,7 +176,8 @@ def project_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
     return table
 
 
-def _read_trusted(path: Path) -> bytes:
+def read_trusted(path: Path) -> bytes:
+    """Return the content of a file; nothing if it does not exist, or if other users than this one and root may write to it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
     except (FileNotFoundError, NotADirectoryError):

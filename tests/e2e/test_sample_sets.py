@@ -37,7 +37,6 @@ FIRST_BYTES = sorted(range(12))
 def _close_readers() -> Iterator[None]:
     yield
     prefeed.datasets._readers.close()
-    prefeed.api._readers.close()
 
 
 @pytest.fixture

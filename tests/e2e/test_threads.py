@@ -42,7 +42,6 @@ NUM_OBJECTS = 6
 def _close_readers() -> Iterator[None]:
     yield
     prefeed.datasets._readers.close()
-    prefeed.api._readers.close()
     close_blocks()
 
 

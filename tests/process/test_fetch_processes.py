@@ -28,7 +28,6 @@ from sandbox import Sandbox
 def _close_readers() -> Iterator[None]:
     yield
     prefeed.datasets._readers.close()
-    prefeed.api._readers.close()
 
 
 @pytest.fixture

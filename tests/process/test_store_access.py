@@ -51,7 +51,6 @@ def _no_speaker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     monkeypatch.setenv("HOME", str(tmp_path))
     yield
     prefeed.datasets._readers.close()
-    prefeed.api._readers.close()
 
 
 def speak(

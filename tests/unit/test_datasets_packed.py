@@ -15,7 +15,6 @@ import prefeed
 import servers
 from e2e.images import Pixels, image_files, make_image_folder
 from limits import set_limits
-from prefeed import api
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import current
@@ -30,7 +29,6 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 def _close_readers() -> Iterator[None]:
     yield
     prefeed.datasets._readers.close()
-    api._readers.close()
 
 
 @pytest.fixture

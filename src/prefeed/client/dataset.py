@@ -252,10 +252,20 @@ def locate_object(node: NodeClient, url: str, config: Config) -> tuple[NodeDatas
     return replace(found, made_with=access_now(manifest.url, config)), located.object_id
 
 
+_used: dict[Path, Config] = {}
+"""Settings of nodes by their homes; see ``used_nodes``."""
+
+
+def used_nodes(home: Path) -> list[Config]:
+    """Return the settings of the nodes that this process has opened datasets on: of a home, and of the sample sets in it."""
+    return [config for config in _used.values() if config.home == home or home in config.home.parents]
+
+
 def _node_dataset(
     node: NodeClient, opened: DatasetOpened, manifest: Manifest | Catalogue, url: str, config: Config
 ) -> NodeDataset:
     connection = node.connection
+    _used[config.home] = config
     return NodeDataset(
         number=opened.dataset,
         url=veiled(url),

@@ -216,9 +216,14 @@ class NodeClient:
         )  # fmt: skip
 
     def locate(self, url: str) -> m.Located:
-        """Return which open dataset holds the object of this URL."""
-        mark = open_source(url, self._connection.config).mark
-        return self._connection.request(m.Locate(url, mark), m.Located)
+        """Return which open dataset holds the object of this URL.
+
+        Raises:
+            ServerBusyError: No answer as long as a request to the origin may take; the connection is of no more use.
+        """
+        config = self._connection.config
+        mark = open_source(url, config).mark
+        return self._connection.request(m.Locate(url, mark), m.Located, within_seconds=config.request_timeout)
 
     def new_session(self) -> int:
         """Return the id of a session made now: random, 1 to 2**32 - 1, in use by no other."""

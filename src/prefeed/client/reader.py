@@ -301,6 +301,11 @@ class ObjectReader(CountedReads):
         self._report()
         self._of_threads.report()
 
+    def report_misses(self) -> None:
+        """Report the reads since the last report if one of them was no hit. Hits wait for more reads: a report wakes the server."""
+        if self._from_origin or self._direct_reads:
+            self.report()
+
     def _report(self) -> None:
         if self._opened:
             records = m.SamplesOpened(self.dataset.number, self._opened.tobytes())

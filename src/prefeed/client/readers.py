@@ -7,12 +7,17 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+from prefeed.client.connection import Connection
 from prefeed.client.dataset import NodeDataset
+from prefeed.client.node import NodeClient
+from prefeed.client.object_index import ObjectIndex
 from prefeed.client.once import gave, given_before
 from prefeed.client.reader import ObjectReader
 from prefeed.client.sharing import IdleReaders as IdleReaders
 from prefeed.client.sharing import Shared
+from prefeed.config import Config
 
 _MOST_DATASETS = 256
 """Datasets of which one thread keeps readers, for reads that belong to no loader."""
@@ -41,6 +46,10 @@ class Seat:
             self._readers.popitem(last=False)[1].close()
         return reader
 
+    def connection(self, config: Config) -> Connection:
+        """Return the connection to the server of a home, which is started if need be."""
+        return self._shared.connection(config.home, lambda: Connection.open(config))
+
     def report(self) -> None:
         """Report all reads that have ended."""
         for reader in self._readers.values():
@@ -58,10 +67,14 @@ class Readers:
     """Readers for reads that belong to no loader: each thread that reads has a seat, so that a miss waits for its own object only.
 
     **Threads and processes**: any thread; a forked child begins with none.
+
+    Attributes:
+        objects: Index of the datasets that the servers have open, for reads by URL.
     """
 
     def __init__(self) -> None:
         self._seats: IdleReaders[Seat] = IdleReaders()
+        self.objects = ObjectIndex(self._node)
 
     def read(self, dataset: NodeDataset, object_id: int) -> bytes:
         """Return an object's bytes.
@@ -75,14 +88,40 @@ class Readers:
         with self._seats.one(lambda: Seat(_MOST_DATASETS)) as seat:
             reader = seat.reader(dataset)
             data = reader.read(object_id)
-            reader.report()
+            reader.report_misses()
         data = data if isinstance(data, bytes) else bytes(data)
         gave(key, object_id, data)
         return data
 
+    @contextmanager
+    def _node(self, config: Config) -> Iterator[NodeClient]:
+        """Yield the server of a home, which is started if need be, on a connection that no other thread uses meanwhile.
+
+        The connection is kept, as for reads. After an error it is closed, because the answer may still come.
+
+        Raises:
+            ServerUnavailableError: None runs and none was started.
+        """
+        with self._seats.one(lambda: Seat(_MOST_DATASETS)) as seat:
+            connection = seat.connection(config)
+            try:
+                yield NodeClient(connection)
+            except BaseException:
+                connection.close()
+                raise
+
+    def report(self) -> None:
+        """Report all reads that have ended."""
+        self._seats.report()
+
     def close(self) -> None:
-        """Close every reader of this process that is not in use."""
+        """Close every reader of this process that is not in use, and forget the index."""
+        self.objects.clear()
         self._seats.close_idle()
+
+
+process_readers: Final = Readers()
+"""Readers of this process, for datasets outside of loaders and for ``prefeed.read``."""
 
 
 class _Active(threading.local):

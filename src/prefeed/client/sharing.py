@@ -31,9 +31,11 @@ class Shared:
         self._written: dict[str, WrittenFiles] = {}
 
     def connection(self, home: Path, open_one: Callable[[], Connection]) -> Connection:
-        """Return the connection to the server of a home, opened if there is none, or only a closed one."""
+        """Return the connection to the server of a home, opened if there is none, or only one that either side has closed."""
         connection = self._connections.get(home)
-        if connection is None or connection.is_closed:
+        if connection is None or not connection.is_alive():
+            if connection is not None:
+                connection.close()
             connection = self._connections[home] = open_one()
         return connection
 

@@ -14,9 +14,9 @@ request, and kept.
 
 from __future__ import annotations
 
+from prefeed.client.readers import process_readers as _readers  # noqa: F401 - tests close them
 from prefeed.datasets.images import IMAGE_EXTENSIONS, ImageFolder, ImageList
 from prefeed.datasets.objects import Objects
-from prefeed.datasets.origin import readers as _readers  # noqa: F401 - tests close them
 from prefeed.datasets.packed import Packed
 
 __all__ = ["IMAGE_EXTENSIONS", "ImageFolder", "ImageList", "Objects", "Packed"]

@@ -22,7 +22,7 @@ from typing import Any, SupportsIndex
 
 from prefeed.client.dataset import NodeDataset, open_dataset_by_names, open_manifest_dataset, settle_dataset
 from prefeed.client.node import NodeClient, access_now, open_as_made
-from prefeed.client.readers import Readers, active_reader
+from prefeed.client.readers import active_reader, process_readers
 from prefeed.config import Config, parse_setting
 from prefeed.core.requests import Again
 from prefeed.errors import AccessDeniedError, ConfigError, CredentialsError, PrefeedError, SourceError
@@ -45,7 +45,6 @@ from prefeed.sources.urls import (
 from prefeed.system.removing import remove_tree
 from prefeed.types import Buffer, ListingProgress
 
-readers = Readers()
 _log = logging.getLogger("prefeed")
 
 
@@ -181,7 +180,7 @@ class Origin:
             data = reader.read(object_id)
         elif self._dataset is not None or (self._may_use_node and self._try_node()):
             assert self._dataset is not None
-            data = readers.read(self._dataset, object_id)
+            data = process_readers.read(self._dataset, object_id)
         else:
             source = self._local.source(lambda: open_as_made(self._given, self.config, self._made_with))
             listed = self.manifest.listed(object_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from prefeed.config import SAMPLE_SET, Config
@@ -38,7 +39,12 @@ def resolve(url: str, config: Config) -> tuple[str, Config]:
     if not is_named(url):
         return url, config
     found, path = find_named(url, config)
-    return found.url_of(path), found.settings(config)
+    return found.url_of(path), _settings_of(found, config)
+
+
+@lru_cache(maxsize=64)
+def _settings_of(found: SampleSet, config: Config) -> Config:
+    return found.settings(config)
 
 
 def resolve_roots(config: Config) -> Config:

@@ -33,7 +33,7 @@ from prefeed.sources.written import Change, WrittenFiles, still_open
 from prefeed.store.namespaces import is_foreign
 from prefeed.system.clock import Clock
 from prefeed.system.machine import network_namespace
-from prefeed.system.paths import is_in
+from prefeed.system.paths import is_in, path_below
 from prefeed.types import Buffer, ClearResult, ObjectInfo, WarmResult
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import place_of
@@ -276,7 +276,7 @@ class Handlers:
             is_seen = is_of_store(root) or dataset.is_seen_through(connection.view)
             is_origin = is_seen and dataset.source.mark == request.mark
             if dataset.catalogue is None and is_origin and is_in(request.url, root):
-                object_id = dataset.manifest.index_of(request.url[len(root) :].lstrip("/"))
+                object_id = dataset.manifest.index_of(path_below(request.url, root))
                 if object_id is not None:
                     return m.Located(dataset.number, object_id, str(dataset.manifest.directory))
         return m.Located(-1, -1, "")

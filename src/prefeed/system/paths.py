@@ -10,6 +10,11 @@ def is_in(place: str, root: str) -> bool:
     return place == root or place.startswith(f"{root.rstrip('/')}/")
 
 
+def path_below(place: str, root: str) -> str:
+    """Return the path of a place that is in ``root``, relative to that."""
+    return place[len(root) :].removeprefix("/")
+
+
 def overlap_by_name(one: str, other: str) -> bool:
     """Return whether one of two places lies in the other, or they are the same; by the names alone."""
     return is_in(one, other) or is_in(other, one)

@@ -1,0 +1,140 @@
+"""Finds the dataset of the node that holds an object, for reads of objects by URL.
+
+The server is asked once per root: the answer is a dataset, whose listing this process maps. Later objects below that root are looked
+up in the listing, without a message. A root is looked up at the server again when it is listed again, and all of them are when the
+environment changes, because that may name another object store. ``api.read`` is the caller.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from prefeed.client.dataset import NodeDataset, locate_object
+from prefeed.client.node import NodeClient
+from prefeed.config import Config, environment
+from prefeed.core.requests import Again
+from prefeed.errors import ServerError
+from prefeed.sources.file_versions import version_of
+from prefeed.sources.manifest import CURRENT, current_generation, version_hash
+from prefeed.system.paths import path_below
+
+_MOST_ROOTS: Final = 64
+"""Maximum number of roots per configuration. A mapped listing keeps a descriptor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """A dataset, and the version of the file that names the listing in force of its root."""
+
+    dataset: NodeDataset
+    current: str
+    version: tuple[int, int]
+
+
+class ObjectIndex:
+    """Index of the datasets that servers have open, by root.
+
+    **Threads and processes**: any thread, without a lock. A forked child continues with its parent's roots.
+    """
+
+    def __init__(self, node: Callable[[Config], AbstractContextManager[NodeClient]]) -> None:
+        """Create an empty index.
+
+        Args:
+            node: Yields the server of a home, started if need be, on a connection of its own.
+        """
+        self._node = node
+        self._environment: dict[bytes, bytes] = {}
+        self._roots: dict[Config, dict[str, _Root]] = {}
+        self._again: dict[Config, Again] = {}
+
+    def find(self, url: str, config: Config) -> tuple[NodeDataset, int] | None:
+        """Return the dataset that holds an object, and its id; None if there is none, or if a file has changed since it was listed.
+
+        Args:
+            url: Canonical URL of the object.
+            config: Settings of the node.
+        """
+        if (now := environment()) != self._environment:
+            self._environment = now
+            self.clear()
+        roots = self._roots.setdefault(config, {})
+        found = _look_up(url, roots) or self._ask(url, config, roots)
+        return None if found is None or _has_changed(url, *found) else found
+
+    def clear(self) -> None:
+        """Forget all roots, and close their listings."""
+        self._roots, self._again = {}, {}
+
+    def _ask(self, url: str, config: Config, roots: dict[str, _Root]) -> tuple[NodeDataset, int] | None:
+        """Ask the server, which is started if need be; while that fails, only now and then."""
+        again, began = self._again.setdefault(config, Again()), time.monotonic()
+        if not again.is_due(began):
+            return None
+        try:
+            with self._node(config) as node:
+                found = locate_object(node, url, config)
+        except ServerError:
+            again.failed(began=began, now=time.monotonic())
+            return None
+        again.succeeded()
+        if found is not None:
+            _keep(found[0], roots)
+        return found
+
+
+def _look_up(url: str, roots: dict[str, _Root]) -> tuple[NodeDataset, int] | None:
+    above = url
+    while above not in ("", "/"):
+        above = above.rpartition("/")[0] or "/"
+        root = roots.get(above)
+        if root is None:
+            continue
+        if _version_of(root.current) != root.version:
+            roots.pop(above, None)
+            continue
+        manifest = root.dataset.manifest
+        assert not manifest.grows
+        object_id = manifest.index_of(path_below(url, above))
+        if object_id is not None:
+            return root.dataset, object_id
+    return None
+
+
+def _keep(dataset: NodeDataset, roots: dict[str, _Root]) -> None:
+    """Use a dataset for all objects below its root, if its listing is the one in force: a newer one is noticed by that file."""
+    directory = dataset.manifest.directory
+    current = str(directory.parent / CURRENT)
+    version = _version_of(current)
+    if version is None or current_generation(directory.parent) != directory:
+        return
+    roots.pop(dataset.manifest.url, None)
+    roots[dataset.manifest.url] = _Root(dataset, current, version)
+    for root in list(roots)[:-_MOST_ROOTS]:
+        roots.pop(root, None)
+
+
+def _version_of(current: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(current)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _has_changed(url: str, dataset: NodeDataset, object_id: int) -> bool:
+    """Return whether a file is another than the listing has; objects of stores are read as listed."""
+    manifest = dataset.manifest
+    assert not manifest.grows
+    if not url.startswith("/") or not manifest.is_settled:
+        return False
+    try:
+        status = os.stat(url)
+    except OSError:  # the origin's error is that of the read
+        return True
+    return version_hash(version_of(status, url)) != manifest.version_hash(object_id)
