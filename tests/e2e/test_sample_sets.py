@@ -117,9 +117,34 @@ def test_one_object(directory: Path) -> None:
         prefeed_command("sampleset", "apply", "-f", _document(directory), "--wait")
         with NodeClient.connect(find("imagenet", resolve()).settings(resolve())) as node:
             node.warm(str(directory))
+        assert prefeed.statistics().reads == 0
         assert prefeed.read("sampleset://imagenet/train/1/03.bin") == FILES["train/1/03.bin"]
         assert statistics().hits == 1
+        assert prefeed.statistics().hits == 1
 
+
+def test_statistics_speak_of_the_sets_and_nodes_that_this_process_uses(directory: Path) -> None:
+    one, other = (sample_set(name, source={"uri": str(directory)}) for name in ("one", "other"))
+    with set_of(one, name="one"), set_of(other, name="other"):
+        NodeClient.connect(resolve()).close()  # nothing is read through the home's own server
+        assert len(seen(prefeed.DataLoader(prefeed.datasets.Objects("sampleset://one/train", first_byte)))) == 12
+        assert prefeed.statistics().reads == 12
+        data = prefeed.datasets.Objects("sampleset://other/train/0")
+        assert len([data[index] for index in range(len(data))]) == 6
+        found = prefeed.statistics()
+        assert (found.reads, found.resident_objects, len(found.epochs)) == (18, 18, 1)
+        assert prefeed.statistics(config=find("one", resolve()).settings(resolve())).reads == 12
+        assert len(seen(prefeed.DataLoader(prefeed.datasets.Objects(directory, first_byte)))) == 12
+        assert prefeed.statistics().reads == 30
+
+
+def test_statistics_of_files_below_a_set_that_the_roots_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with set_of(sample_set(source={"uri": str(directory)})):
+        monkeypatch.setenv("PREFEED_ROOTS", "sampleset://imagenet")
+        with NodeClient.connect(find("imagenet", resolve()).settings(resolve())) as node:
+            node.warm(str(directory))
+            requests = node.statistics().origin_requests
+        assert prefeed.statistics().origin_requests == requests == 12
 
 def _document(directory: Path) -> str:
     file = directory.parent / "set.yaml"
