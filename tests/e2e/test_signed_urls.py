@@ -21,7 +21,6 @@ import torch
 import prefeed
 import servers
 from limits import set_limits
-from prefeed.api import _readers
 from prefeed.config import resolve
 from prefeed.errors import AccessDeniedError, CannotListError, CredentialsError
 from prefeed.files import close
@@ -106,7 +105,7 @@ def store(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> 
         server.answers["/d/x.bin"] = found
         yield found
         close()
-        _readers.close()
+        prefeed.datasets._readers.close()
 
 
 def require_secret_nowhere(sandbox: Sandbox, *texts: str) -> None:

@@ -1,14 +1,19 @@
-"""Views of objects in the memory tier, against the same files read from the page cache."""
+"""Views of objects in the memory tier and ``prefeed.read``, against the same files read from the page cache."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from unittest.mock import patch
 
 import numpy as np
 
+import prefeed
 from prefeed.client.node import NodeClient
+from prefeed.client.readers import process_readers
 from prefeed.sources.manifest import Manifest
 from prefeed.store.reader import TierReader
 from prefeed_bench.errors import BenchFailedError
@@ -20,6 +25,9 @@ _BATCH = 64
 _PASSES = 10
 """Passes over all objects in one run of the fast variants."""
 
+_READS = 10_000
+_READS_IF_QUICK = 500
+
 
 def run(options: Options) -> BenchResult:
     """Measure one object inside a batch of 64 in random order, once every object is in the memory tier."""
@@ -27,6 +35,10 @@ def run(options: Options) -> BenchResult:
     url = str(photos.root)
     with ExitStack() as stack:
         home = stack.enter_context(temporary_home(2 * photos.total_bytes))
+        stack.enter_context(
+            patch.dict(os.environ, home.env)
+        )  # for ``prefeed.read``, which is called as programs call it
+        stack.callback(process_readers.close)
         client = stack.enter_context(NodeClient.connect(home.config))
         manifest = Manifest.open(client.open_dataset(url).manifest_dir)
         warmed = client.warm(url)
@@ -35,13 +47,16 @@ def run(options: Options) -> BenchResult:
         reader = stack.enter_context(closing(TierReader(client.status().store)))
         pictures = [i for i in range(len(manifest)) if manifest.path(i).endswith(".jpg")]
         order = np.random.default_rng(0).permutation(pictures).tolist()
+        num_reads = _READS_IF_QUICK if options.quick else _READS
         batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
-        runs = alternate(_variants(photos, manifest, reader, batches), runs=options.runs + 1, say=options.say)
+        runs = alternate(
+            _variants(photos, manifest, reader, batches, num_reads), runs=options.runs + 1, say=options.say
+        )
     return _result({name: done[1:] for name, done in runs.items()})  # the first run touches every page once
 
 
 def _variants(
-    photos: PhotoFolder, manifest: Manifest, reader: TierReader, batches: list[list[int]]
+    photos: PhotoFolder, manifest: Manifest, reader: TierReader, batches: list[list[int]], num_reads: int
 ) -> dict[str, Callable[[], float]]:
     keys = [[manifest.key(i) for i in batch] for batch in batches]
     paths = [[str(photos.root / manifest.path(i)) for i in batch] for batch in batches]
@@ -75,7 +90,19 @@ def _variants(
         "page_cache_us_per_sample": lambda: _microseconds(files, num_objects, passes=2),
         "by_id_us_per_sample": lambda: _microseconds(views_by_id, num_objects, passes=_PASSES),
         "copied_us_per_sample": lambda: _microseconds(copies, num_objects, passes=2),
+        "read_median_us": lambda: _read_microseconds(paths, num_reads, percentile=50),
+        "read_p99_us": lambda: _read_microseconds(paths, num_reads, percentile=99),
     }
+
+
+def _read_microseconds(batches: list[list[str]], num_reads: int, *, percentile: float) -> float:
+    paths = itertools.cycle(itertools.chain.from_iterable(batches))
+    seconds = []
+    for path in itertools.islice(paths, num_reads):
+        started = time.perf_counter()
+        prefeed.read(path)
+        seconds.append(time.perf_counter() - started)
+    return float(np.percentile(seconds, percentile)) * 1e6
 
 
 def _microseconds(work: Callable[[], None], num_objects: int, *, passes: int) -> float:
@@ -96,4 +123,5 @@ def _result(runs: dict[str, list[float]]) -> BenchResult:
         "us_per_sample: entering the batch, 64 views by key, leaving it; the bytes are not touched",
         "by_id_us_per_sample: the same with keys looked up in the manifest; copied_us_per_sample: bytes(view)",
         "page_cache_us_per_sample: open(path, 'rb').read()",
+        "read_median_us, read_p99_us: 10,000 calls of prefeed.read(path), one by one",
     )
