@@ -146,6 +146,7 @@ def test_statistics_of_files_below_a_set_that_the_roots_name(directory: Path, mo
             requests = node.statistics().origin_requests
         assert prefeed.statistics().origin_requests == requests == 12
 
+
 def _document(directory: Path) -> str:
     file = directory.parent / "set.yaml"
     file.write_text(

@@ -172,7 +172,7 @@ def test_a_file_changes(root: Path, data: bytes) -> None:
     assert prefeed.read(root / "05.bin") == data
     assert prefeed.read(root / "06.bin") == FILES["06.bin"]
     (root / "05.bin").unlink()
-    with pytest.raises(FileNotFoundError, match="05.bin"):
+    with pytest.raises(FileNotFoundError, match=r"05\.bin"):
         prefeed.read(root / "05.bin")
 
 

@@ -14,6 +14,7 @@
 ``writes``      files that this process changes
 ``access``      access maps: the objects of each sample
 ``readers``     chooses the reader for a read that names none
+``object_index``  the datasets that hold objects, for reads by URL
 ``once``        reads of objects that need not be kept
 ``sharing``     the connection and the records that readers which take turns share
 ``in_place``    epochs that begin without the server: shared state, measured reads

@@ -13,6 +13,7 @@ every time-out and every crash is a plain unit test. Only the server carries out
 ``table``      state and size of every object of a listing
 ``in_place``   whether samples are read in place, and what their reads show of storage
 ``origins``    sums over what loaders report of how they read, by origin
+``node_sums``  sums of the counts of several servers
 ``checks``     which files to check for changes, ahead of their reader
 ``requests``   how many requests may be in flight, and when a failed one is retried
 ``policy``     the best hit ratio that a policy can reach
