@@ -515,7 +515,7 @@ def configure(**settings: Any) -> Config:
 
 
 class _Resolved(NamedTuple):
-    """Settings that ``current`` returned last, and all that they were made of."""
+    """Result of the last call of ``current``, with everything that it was computed from."""
 
     origins: tuple[object, ...]
     files: tuple[str, str]
@@ -527,9 +527,9 @@ _resolved: _Resolved | None = None
 
 
 def current() -> Config:
-    """Return the settings in force in this process: the same object, until something that they are made of changes."""
+    """Return the settings in force in this process. Calls return the same object until a setting or its source changes."""
     global _resolved
-    last, origins = _resolved, (environment(), dict(_process_overrides), _working_directory())
+    last, origins = _resolved, (environment(), dict(_process_overrides), _working_directory(), os.getuid())
     if last is not None and last.origins == origins:
         files = last.files
     else:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,16 @@ def test_the_server_is_killed(root: Path) -> None:
     assert_right(root)
     assert_right(cached(root))  # another server serves
     assert prefeed.statistics().direct_reads == 0
+
+
+def test_a_reader_that_has_met_another_server_is_used_again(root: Path) -> None:
+    found = prefeed.datasets._readers.objects.find(str(root / "00.bin"), current())
+    assert found is not None
+    seat = readers.Seat(1)
+    reader = seat.reader(found[0])
+    reader.dataset = replace(found[0], number=7, instance="another")  # as it does when it reconnects
+    assert seat.reader(found[0]) is reader
+    seat.close()
 
 
 def test_the_server_is_killed_and_a_file_changes(root: Path) -> None:

@@ -122,7 +122,7 @@ class Connection:
         self.settings: dict[str, str] = {}
         self.config = config
         self._sock = reached.sock
-        # The collector calls this before it finalizes a cycle, so the socket of a dropped loader is never collected open.
+        # The garbage collector calls this before it finalizes the objects of a cycle, so the socket of a dropped loader is closed first.
         weakref.finalize(self, self._sock.close).atexit = False
         self._sock.settimeout(answer_seconds)
         self._answer_seconds = answer_seconds

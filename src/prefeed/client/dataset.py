@@ -257,7 +257,7 @@ _used: dict[Path, Config] = {}
 
 
 def used_nodes(home: Path) -> list[Config]:
-    """Return the settings of the nodes that this process has opened datasets on: of a home, and of the sample sets in it."""
+    """Return the settings with which this process opened datasets on the servers of a home and of the sample sets in it."""
     return [config for config in _used.values() if config.home == home or home in config.home.parents]
 
 

@@ -1,8 +1,8 @@
-"""Finds the dataset of the node that holds an object, for reads of objects by URL.
+"""Finds the dataset of an object by the object's URL.
 
-The server is asked once per root: the answer is a dataset, whose listing this process maps. Later objects below that root are looked
-up in the listing, without a message. A root is looked up at the server again when it is listed again, and all of them are when the
-environment changes, because that may name another object store. ``api.read`` is the caller.
+The first read below a root sends the server one request. The reply names a dataset, and this process maps its listing. Later reads
+below that root search the listing and send no message. The index forgets a root that was listed again. It forgets all roots when the
+environment changes, because the environment can name another object store. Start at ``ObjectIndex.find``; ``api.read`` calls it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_ROOTS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """A dataset, and the version of the file that names the listing in force of its root."""
+    """Dataset of a root, with path and version of the file that names the newest listing."""
 
     dataset: NodeDataset
     current: str
@@ -37,16 +37,17 @@ class _Root:
 
 
 class ObjectIndex:
-    """Index of the datasets that servers have open, by root.
+    """Index of the datasets of node servers, by root.
 
-    **Threads and processes**: any thread, without a lock. A forked child continues with its parent's roots.
+    **Threads and processes**: any thread, without a lock. A forked child keeps the roots of its parent.
+    **Blocking**: at most ``request_timeout`` for an object that is below no known root.
     """
 
     def __init__(self, node: Callable[[Config], AbstractContextManager[NodeClient]]) -> None:
         """Create an empty index.
 
         Args:
-            node: Yields the server of a home, started if need be, on a connection of its own.
+            node: Yields a client of a home's server on an idle connection; starts the server if necessary.
         """
         self._node = node
         self._environment: dict[bytes, bytes] = {}
@@ -54,25 +55,28 @@ class ObjectIndex:
         self._again: dict[Config, Again] = {}
 
     def find(self, url: str, config: Config) -> tuple[NodeDataset, int] | None:
-        """Return the dataset that holds an object, and its id; None if there is none, or if a file has changed since it was listed.
+        """Return the dataset of an object and the object's id.
 
         Args:
             url: Canonical URL of the object.
             config: Settings of the node.
+
+        Returns:
+            None if no dataset has the object, if no server replies, or if the object is a file that has changed since its listing.
         """
         if (now := environment()) != self._environment:
             self._environment = now
             self.clear()
         roots = self._roots.setdefault(config, {})
-        found = _look_up(url, roots) or self._ask(url, config, roots)
+        found = _look_up(url, roots) or self._request(url, config, roots)
         return None if found is None or _has_changed(url, *found) else found
 
     def clear(self) -> None:
         """Forget all roots, and close their listings."""
         self._roots, self._again = {}, {}
 
-    def _ask(self, url: str, config: Config, roots: dict[str, _Root]) -> tuple[NodeDataset, int] | None:
-        """Ask the server, which is started if need be; while that fails, only now and then."""
+    def _request(self, url: str, config: Config, roots: dict[str, _Root]) -> tuple[NodeDataset, int] | None:
+        """Request the dataset from the server. After failures, wait longer and longer before the next request."""
         again, began = self._again.setdefault(config, Again()), time.monotonic()
         if not again.is_due(began):
             return None
@@ -107,7 +111,7 @@ def _look_up(url: str, roots: dict[str, _Root]) -> tuple[NodeDataset, int] | Non
 
 
 def _keep(dataset: NodeDataset, roots: dict[str, _Root]) -> None:
-    """Use a dataset for all objects below its root, if its listing is the one in force: a newer one is noticed by that file."""
+    """Add a dataset to the index unless a newer listing of its root exists, because that would go unnoticed."""
     directory = dataset.manifest.directory
     current = str(directory.parent / CURRENT)
     version = _version_of(current)
@@ -128,13 +132,13 @@ def _version_of(current: str) -> tuple[int, int] | None:
 
 
 def _has_changed(url: str, dataset: NodeDataset, object_id: int) -> bool:
-    """Return whether a file is another than the listing has; objects of stores are read as listed."""
+    """Return whether a file differs from its listing. Objects of stores are not compared."""
     manifest = dataset.manifest
     assert not manifest.grows
     if not url.startswith("/") or not manifest.is_settled:
         return False
     try:
         status = os.stat(url)
-    except OSError:  # the origin's error is that of the read
+    except OSError:  # the read of the origin raises it
         return True
     return version_hash(version_of(status, url)) != manifest.version_hash(object_id)

@@ -29,35 +29,33 @@ class Seat:
     def __init__(self, most_readers: int) -> None:
         self._most_readers = most_readers
         self._shared = Shared()
-        self._readers: OrderedDict[Path, ObjectReader] = OrderedDict()
+        self._readers: OrderedDict[Path, tuple[NodeDataset, ObjectReader]] = OrderedDict()
 
     def reader(self, dataset: NodeDataset) -> ObjectReader:
         """Return a reader of a dataset."""
         place = dataset.manifest.directory
-        reader = self._readers.pop(place, None)
-        if reader is not None and (reader.dataset.number, reader.dataset.instance) != (
-            dataset.number,
-            dataset.instance,
-        ):
-            reader.close()
-            reader = None
-        self._readers[place] = reader = reader or ObjectReader(dataset, shared=self._shared)
+        known = self._readers.pop(place, None)
+        if known is not None and (known[0].number, known[0].instance) != (dataset.number, dataset.instance):
+            known[1].close()
+            known = None
+        # A reader replaces its own dataset when it reconnects to another server, so the one that it was created for is kept.
+        self._readers[place] = known = known or (dataset, ObjectReader(dataset, shared=self._shared))
         if len(self._readers) > self._most_readers:
-            self._readers.popitem(last=False)[1].close()
-        return reader
+            self._readers.popitem(last=False)[1][1].close()
+        return known[1]
 
     def connection(self, config: Config) -> Connection:
-        """Return the connection to the server of a home, which is started if need be."""
+        """Return the connection to the server of a home; start the server if necessary."""
         return self._shared.connection(config.home, lambda: Connection.open(config))
 
     def report(self) -> None:
         """Report all reads that have ended."""
-        for reader in self._readers.values():
+        for _, reader in self._readers.values():
             reader.report()
 
     def close(self) -> None:
         """Report, and close the readers and the connection."""
-        for reader in self._readers.values():
+        for _, reader in self._readers.values():
             reader.close()
         self._readers.clear()
         self._shared.close()
@@ -95,12 +93,12 @@ class Readers:
 
     @contextmanager
     def _node(self, config: Config) -> Iterator[NodeClient]:
-        """Yield the server of a home, which is started if need be, on a connection that no other thread uses meanwhile.
+        """Yield a client of a home's server on a connection that no other thread uses.
 
-        The connection is kept, as for reads. After an error it is closed, because the answer may still come.
+        The connection stays open for later reads. After an error it is closed, because a late reply would answer the next request.
 
         Raises:
-            ServerUnavailableError: None runs and none was started.
+            ServerUnavailableError: No server runs, and none was started.
         """
         with self._seats.one(lambda: Seat(_MOST_DATASETS)) as seat:
             connection = seat.connection(config)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.system.paths import is_in, really_in
+from prefeed.system.paths import is_in, path_below, really_in
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,11 @@ def test_links_lead_to_where_they_lead(tmp_path: Path) -> None:
     assert really_in(inside, data)
     assert really_in(data, str(tmp_path / "link"))
     assert not really_in(data, inside)
+
+
+@pytest.mark.parametrize(
+    ("place", "root", "path"),
+    [("/a/b", "/a", "b"), ("/a/b", "/", "a/b"), ("s3://b/p/q", "s3://b/p", "q"), ("s3://b//x", "s3://b", "/x")],
+)
+def test_the_path_of_a_place_below_a_root(place: str, root: str, path: str) -> None:
+    assert path_below(place, root) == path
