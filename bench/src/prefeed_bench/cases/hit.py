@@ -13,6 +13,7 @@ import numpy as np
 
 import prefeed
 from prefeed.client.node import NodeClient
+from prefeed.client.readers import process_readers
 from prefeed.sources.manifest import Manifest
 from prefeed.store.reader import TierReader
 from prefeed_bench.errors import BenchFailedError
@@ -37,7 +38,7 @@ def run(options: Options) -> BenchResult:
         stack.enter_context(
             patch.dict(os.environ, home.env)
         )  # for ``prefeed.read``, which is called as programs call it
-        stack.callback(prefeed.datasets._readers.close)
+        stack.callback(process_readers.close)
         client = stack.enter_context(NodeClient.connect(home.config))
         manifest = Manifest.open(client.open_dataset(url).manifest_dir)
         warmed = client.warm(url)
