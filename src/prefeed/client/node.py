@@ -223,7 +223,7 @@ class NodeClient:
         """
         config = self._connection.config
         mark = open_source(url, config).mark
-        return self._connection.request(m.Locate(url, mark), m.Located, within_seconds=config.request_timeout)
+        return self._connection.request(m.Locate(url, mark), m.Located, within_seconds=config.limits.request_seconds)
 
     def new_session(self) -> int:
         """Return the id of a session made now: random, 1 to 2**32 - 1, in use by no other."""

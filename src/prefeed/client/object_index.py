@@ -40,7 +40,7 @@ class ObjectIndex:
     """Index of the datasets of node servers, by root.
 
     **Threads and processes**: any thread, without a lock. A forked child keeps the roots of its parent.
-    **Blocking**: at most ``request_timeout`` for an object that is below no known root.
+    **Blocking**: at most the 30 s of a request for an object that is below no known root.
     """
 
     def __init__(self, node: Callable[[Config], AbstractContextManager[NodeClient]]) -> None:
