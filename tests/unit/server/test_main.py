@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -14,20 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from nodes import content
 from prefeed.client.connection import Connection
 from prefeed.client.launch import try_connect
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
-from prefeed.errors import ServerAlreadyRunningError, ServerError, ServerUnavailableError, VersionMismatchError
-from prefeed.server.main import run_foreground
-from prefeed.sources.manifest import Manifest
-from prefeed.store.reader import TierReader
-from prefeed.wire import messages as m
-from prefeed.wire.frames import FrameReader, encode
+from prefeed.errors import ServerError, ServerUnavailableError
 from sandbox import Sandbox
 
-pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.cold]
+pytestmark = pytest.mark.usefixtures("sandbox")
 
 ENDS_SECONDS = 60.0
 
@@ -99,62 +92,11 @@ def raw_client(config: Config) -> socket.socket:
     return sock
 
 
-def hear(sock: socket.socket) -> m.AnyMessage:
-    reader = FrameReader()
-    while True:
-        data = sock.recv(1 << 16)
-        assert data, "the server closed the connection"
-        for message in reader.feed(data):
-            return message
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_and_nothing_is_left(servers: list[Server], number: int) -> None:
-    server = start(servers)
-    with NodeClient.connect(server.config, autostart=False) as node:
-        assert Path(node.status().store) == server.store
-        assert server.store.is_dir()
-        server.process.send_signal(number)
-        assert server.wait_ended() == (0, "")
-    assert not server.store.exists()
-    assert not server.config.socket_path.exists()
-
-
 def test_stop_ends_it_while_others_are_connected(servers: list[Server]) -> None:
     server = start(servers)
     with NodeClient.connect(server.config, autostart=False), NodeClient.connect(server.config) as node:
         node.stop()
         assert server.wait_ended() == (0, "")
-    assert not server.store.exists()
-
-
-def test_a_second_server_of_the_home_is_refused(servers: list[Server]) -> None:
-    server = start(servers)
-    with pytest.raises(ServerAlreadyRunningError, match=f"pid {server.process.pid}") as caught:
-        run_foreground(server.config)
-    assert "prefeed server stop" in str(caught.value)
-    assert "PREFEED_HOME" in str(caught.value)
-    second = Server()
-    servers.append(second)
-    status, said = second.wait_ended()
-    assert status == 4
-    assert f"pid {server.process.pid}" in said
-    with NodeClient.connect(server.config, autostart=False) as node:
-        assert node.status().pid == server.process.pid
-
-
-def test_two_homes_have_two_servers(servers: list[Server], sandbox: Sandbox) -> None:
-    first, second = start(servers), start(servers, home=sandbox.root / "other")
-    assert first.config.socket_path != second.config.socket_path
-    for server in (first, second):
-        with NodeClient.connect(server.config, autostart=False) as node:
-            assert node.status().pid == server.process.pid
-
-
-def test_it_ends_when_it_is_idle(servers: list[Server]) -> None:
-    server = Server(idle_timeout=0.2)
-    servers.append(server)
-    assert server.wait_ended() == (0, "")
     assert not server.store.exists()
 
 
@@ -174,16 +116,6 @@ def test_it_ends_when_it_can_no_longer_be_reached(servers: list[Server]) -> None
     assert not server.store.exists()
 
 
-def test_another_protocol_is_refused_with_what_to_do(servers: list[Server]) -> None:
-    server = start(servers)
-    with raw_client(server.config) as sock:
-        sock.sendall(encode(m.Hello(m.PROTOCOL + 1, "9.9", os.getpid())))
-        refused = hear(sock)
-    assert isinstance(refused, m.Refused)
-    assert refused.code == VersionMismatchError.code
-    assert "prefeed server stop" in refused.text
-
-
 def test_garbage_ends_its_connection_and_not_the_server(servers: list[Server]) -> None:
     server = start(servers)
     for garbage in (b"\xff" * 64, b"\x05\x00\x00\x00\x91\xa3\x00\x00\x80", b"\x02\x00\x00\x00\x91\x91"):
@@ -192,33 +124,6 @@ def test_garbage_ends_its_connection_and_not_the_server(servers: list[Server]) -
             assert sock.recv(1) == b""
     with NodeClient.connect(server.config, autostart=False) as node:
         assert node.status().pid == server.process.pid
-
-
-def test_what_a_killed_server_left_is_found_by_the_next(servers: list[Server], sandbox: Sandbox) -> None:
-    origin = sandbox.root / "origin"
-    origin.mkdir()
-    for index in range(5):
-        (origin / f"{index}.bin").write_bytes(content(index))
-    first = start(servers)
-    with NodeClient.connect(first.config, autostart=False) as node:
-        assert node.warm(str(origin)).resident == 5
-        opened = node.open_dataset(str(origin))
-    first.process.kill()
-    first.wait_ended()
-    assert first.store.is_dir()
-    second = start(servers)
-    with NodeClient.connect(second.config, autostart=False) as node:
-        assert node.statistics().resident_objects == 5
-        result = node.warm(str(origin))
-        assert (result.resident, result.fetched) == (5, 0)
-        assert node.open_dataset(str(origin)).manifest_dir == opened.manifest_dir
-    reader = TierReader(second.store)
-    assert reader.get(_key(opened.manifest_dir, 3)) == content(3)
-    reader.close()
-
-
-def _key(manifest_dir: str, object_id: int) -> bytes:
-    return Manifest.open(manifest_dir).key(object_id)
 
 
 def test_a_server_that_was_told_to_stop_is_not_reached(servers: list[Server]) -> None:
