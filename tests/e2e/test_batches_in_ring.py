@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 import prefeed
+from cover import crossed
 from e2e.automatic import auto
 from e2e.steps import Setup, assert_same, digest, observe, seed_all
 from leaks import wait_until
@@ -400,8 +401,7 @@ def test_a_killed_worker(root: Path) -> None:
         del batches
 
 
-@pytest.mark.parametrize("attribute", ["bad", "ragged"])
-@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize(("attribute", "persistent_workers"), crossed(["bad", "ragged"], [False, True]))
 def test_a_sample_that_fails(root: Path, attribute: str, persistent_workers: bool) -> None:
     """The exception is torch's; the loop may go on after it."""
     dataset = Failing(root)

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 import prefeed
 import warm
+from cover import crossed
 from leaks import wait_until
 from prefeed.cli.main import cli
 from prefeed.client.node import NodeClient
@@ -150,8 +151,9 @@ COMMANDS = (["warm"], ["clear"], ["pack", "{}", "out", "--format", "lmdb"], ["pa
             ["stage", "{}"], ["stage", "delete", "{}"], ["sync", "{}", "out"], ["delete", "{}"])  # fmt: skip
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("secret", [GIVEN, "me@", f":{PASSWORD}@"])
+@pytest.mark.parametrize(
+    ("words", "secret"), crossed({" ".join(words): words for words in COMMANDS}, [GIVEN, "me@", f":{PASSWORD}@"])
+)
 def test_commands_take_no_credentials(
     words: list[str], secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Sampler
 
 import prefeed
 import warm
+from cover import crossed
 from e2e.hashed import SMALLEST_BYTES, Hashed, HashedInBatches, InMemory, kept, name_of, write_hashed
 from leaks import wait_until
 from limits import set_limits
@@ -39,6 +40,7 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 2, "persistent_workers": True},
 ]
 IDS = ["0", "2", "2-kept"]
+NAMED = dict(zip(IDS, WORKERS, strict=True))
 workers = pytest.mark.parametrize("workers", WORKERS, ids=IDS)
 
 
@@ -82,8 +84,7 @@ def statistics(*, reads: int) -> Statistics:
 # ---------------------------------------------------------------- epochs of one run
 
 
-@workers
-@pytest.mark.parametrize("revalidate", [True, False])
+@pytest.mark.parametrize(("workers", "revalidate"), crossed(NAMED, [True, False]))
 def test_opened_once(
     source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any], revalidate: bool
 ) -> None:
@@ -103,8 +104,7 @@ def test_opened_once(
         assert found.direct_reads == 0
 
 
-@workers
-@pytest.mark.parametrize("cls", [Hashed, HashedInBatches])
+@pytest.mark.parametrize(("workers", "cls"), crossed(NAMED, [Hashed, HashedInBatches]))
 def test_samples_of_none_one_and_three_files(tmp_path: Path, workers: dict[str, Any], cls: type[Hashed]) -> None:
     source = tmp_path / "data"
     parts = (1, 0, 3, 0, 1)
@@ -254,8 +254,7 @@ def test_without_revalidation_a_loader_keeps_what_it_has(
     assert dict(sample for batch in loader_of(dataset, **workers) for sample in batch) == new
 
 
-@workers
-@pytest.mark.parametrize("read_before", [True, False])
+@pytest.mark.parametrize(("workers", "read_before"), crossed(NAMED, [True, False]))
 def test_removed_file(root: Path, workers: dict[str, Any], read_before: bool) -> None:
     """It is missing in Python's own words."""
     dataset = Hashed(root, NUM_SAMPLES)

@@ -16,6 +16,7 @@ import pytest
 
 import prefeed
 import servers
+from cover import crossed
 from e2e.images import make_image_folder
 from e2e.parity import stop_server
 from limits import set_limits
@@ -196,17 +197,18 @@ OBJECTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("is_sorted", [True, False])
-@pytest.mark.parametrize(("page_size", "head_status"), [(1000, 0), (1000, 403), (5, 0), (2, 405)])
-@pytest.mark.parametrize("extra", [None, "d//odd"])
+@pytest.mark.parametrize(
+    ("page", "is_sorted", "extra"),
+    crossed([(1000, 0), (1000, 403), (5, 0), (2, 405)], [True, False], [None, "d//odd"]),
+)
 def test_markers_of_directories_are_no_samples(
+    page: tuple[int, int],
     is_sorted: bool,
-    page_size: int,
-    head_status: int,
     extra: str | None,
     bucket: servers.BucketServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    page_size, head_status = page
     bucket.objects = {f"d/{key}": data for key, data in OBJECTS.items()}
     bucket.objects |= {f"d/{key}": b"" for key in MARKERS} | ({extra: b"odd"} if extra else {})
     bucket.is_sorted, bucket.page_size, bucket.head_status = is_sorted, page_size, head_status

@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from torchvision import datasets as torchvision_datasets
 
 import prefeed
+from cover import crossed
 from e2e import samplers
 from e2e.automatic import auto
 from e2e.images import Augment, Pixels, load_by_path, load_with_numpy, make_image_folder
@@ -239,8 +240,7 @@ def test_subclass_with_other_indices(root: Path, num_workers: int) -> None:
     assert_same(see(TorchLoader, mixed, **kwargs), see(prefeed.DataLoader, mixed, **kwargs))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(("trust", "num_workers"), crossed([False, True], [0, 2]))
 def test_indices_that_are_no_numbers(root: Path, num_workers: int, trust: bool) -> None:
     sized = Sized(str(root), Augment())
     named = Named(str(root), load_by_path, (".png",), transform=Augment())
@@ -377,8 +377,7 @@ def hooked(base: Any) -> Any:
     return Hooked
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("how", ["auto", "explicit", "not served"])
+@pytest.mark.parametrize(("how", "num_workers"), crossed(["auto", "explicit", "not served"], [0, 1]))
 def test_the_loader_is_the_only_one_of_its_class(
     root: Path, how: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,8 +449,7 @@ def endless(base: Any, how: str) -> Any:
     return Endless
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("how", ["timm", "ultralytics"])
+@pytest.mark.parametrize(("how", "num_workers"), crossed(["timm", "ultralytics"], [0, 2]))
 def test_loaders_whose_iterator_is_kept(
     root: Path, how: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

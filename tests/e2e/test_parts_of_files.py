@@ -17,6 +17,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import prefeed
+from cover import crossed
 from prefeed.client import lending, part_costs
 from prefeed.client.lending import CostMeter
 from prefeed.store.reader import ReadBatch
@@ -241,8 +242,12 @@ def test_a_file_that_is_open_in_a_fork_continues_working(source: Path, slow: Slo
     truth.close()
 
 
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
-@pytest.mark.parametrize("origin_seconds", [1e-9, 100.0], ids=["quicker", "slower"])
+@pytest.mark.parametrize(
+    ("workers", "origin_seconds"),
+    crossed(
+        [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], {"quicker": 1e-9, "slower": 100.0}
+    ),
+)
 def test_what_the_cache_makes_slower_is_left_alone(
     source: Path,
     slow: SlowDirectory,

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import prefeed
+from cover import crossed
 from e2e import samplers
 from e2e.images import Augment, make_image_folder
 from e2e.steps import Setup, digest, generator_states, seed_all
@@ -122,8 +123,7 @@ def own_stateful_batch_sampler(dataset: Any) -> Setup:
 SAMPLERS = [*(build for build in samplers.ALL if build is not samplers.own_batch_sampler), own_stateful_batch_sampler]
 
 
-@pytest.mark.parametrize("build", SAMPLERS, ids=lambda build: build.__name__)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("build", "num_workers"), crossed(SAMPLERS, [0, 2]))
 def test_every_sampler(root: Path, build: Build, num_workers: int) -> None:
     """A whole epoch after the one that was gone on with is seen where no workers are started for it, which takes the longest."""
     epochs = EPOCHS - 1 if num_workers else EPOCHS

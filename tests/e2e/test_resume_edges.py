@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 import prefeed
+from cover import crossed
 from prefeed.errors import ResumeError
 
 LENGTH = 40
@@ -118,8 +119,7 @@ def test_an_epoch_that_was_not_seen_just_begins() -> None:
     assert [epoch(other), epoch(other)] == expected
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("num_seen", [3, LENGTH // BATCH_SIZE])
+@pytest.mark.parametrize(("num_seen", "num_workers"), crossed([3, LENGTH // BATCH_SIZE], [0, 1]))
 def test_an_iterator_that_is_not_asked_changes_nothing(num_workers: int, num_seen: int) -> None:
     """Lightning makes one of the epoch that its checkpoint ended, and then another one for the next epoch."""
     loader = loader_of(generator=torch.Generator().manual_seed(3), num_workers=num_workers)
@@ -273,8 +273,7 @@ def mapped(indices: list[int]) -> Any:
     return map(int, indices)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("make", [set, dict.fromkeys, tuple, mapped])
+@pytest.mark.parametrize(("make", "num_workers"), crossed([set, dict.fromkeys, tuple, mapped], [0, 1]))
 def test_batches_of_other_types(make: Any, num_workers: int) -> None:
     def loader() -> Any:
         return prefeed.DataLoader(Numbers(), batch_sampler=Typed(make), num_workers=num_workers)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 import prefeed
+from cover import crossed
 from e2e import rounds
 from e2e.automatic import auto
 from e2e.steps import digest
@@ -84,8 +85,7 @@ def assert_served(num_reads: int, *, in_first: bool = True) -> None:
 # ---------------------------------------------------------------- fastai
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("cls", [Declared, Numbered])
+@pytest.mark.parametrize(("cls", "num_workers"), crossed([Declared, Numbered], [0, 2]))
 def test_loaders_that_make_items_are_served(root: Path, cls: Any, num_workers: int) -> None:
     """fastai's: the batches are its own, the plan is that of the order that it drew."""
     torch.manual_seed(3)

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import prefeed
+from cover import crossed
 from limits import set_limits
 from prefeed.client.block_file import BlockFile
 from prefeed.files import close
@@ -217,11 +218,16 @@ def seen(urls: list[str], *, num_workers: int, **options: Any) -> list[Any]:
     return list(DataLoader(dataset, batch_size=None, num_workers=num_workers))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
-    "options",
-    [{"shardshuffle": False}, {"shardshuffle": 4}, {"shardshuffle": 4, "detshuffle": True}],
-    ids=["in order", "shuffled", "shuffled by epoch"],
+    ("options", "num_workers"),
+    crossed(
+        {
+            "in order": {"shardshuffle": False},
+            "shuffled": {"shardshuffle": 4},
+            "shuffled by epoch": {"shardshuffle": 4, "detshuffle": True},
+        },
+        [0, 2],
+    ),
 )
 def test_samples_are_the_same(paths: list[str], options: dict[str, Any], num_workers: int) -> None:
     plain = seen(paths, num_workers=num_workers, **options)

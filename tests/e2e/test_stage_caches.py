@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 import prefeed
 from asking import list_sessions
+from cover import crossed
 from e2e.images import make_image_folder
 from e2e.parity import stop_server
 from e2e.stages import Files, Log, values, write_file, write_files
@@ -94,8 +95,7 @@ def times(factor: int) -> Any:
 # ---------------------------------------------------------------- made once
 
 
-@pytest.mark.parametrize("make_loader", LOADERS)
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("make_loader", "workers"), crossed(LOADERS, WORKERS))
 def test_each_sample_is_made_once(files: Files, log: Log, make_loader: Any, workers: dict[str, Any]) -> None:
     cached = prefeed.CachedDataset(files)
     loader = make_loader(cached, **workers)
@@ -160,8 +160,7 @@ def test_an_index_that_is_not_there(files: Files) -> None:
 # ---------------------------------------------------------------- nothing stale
 
 
-@pytest.mark.parametrize("make_loader", LOADERS)
-@pytest.mark.parametrize("workers", WORKERS[:3])
+@pytest.mark.parametrize(("make_loader", "workers"), crossed(LOADERS, WORKERS[:3]))
 def test_a_changed_file_is_a_new_entry(files: Files, log: Log, make_loader: Any, workers: dict[str, Any]) -> None:
     cached = prefeed.CachedDataset(files)
     loader = make_loader(cached, **workers)
@@ -382,8 +381,10 @@ def test_any_index_counts_as_a_whole_and_one_that_cannot_be_told_is_not_kept() -
 # ---------------------------------------------------------------- set anew
 
 
-@pytest.mark.parametrize("make_loader", LOADERS)
-@pytest.mark.parametrize("workers", [*WORKERS[:2], WORKERS[3]])  # kept ones have a dataset of their own
+@pytest.mark.parametrize(
+    ("make_loader", "workers"),
+    crossed(LOADERS, [*WORKERS[:2], WORKERS[3]]),  # kept ones have a dataset of their own
+)
 def test_an_attribute_that_is_set_again(files: Files, log: Log, make_loader: Any, workers: dict[str, Any]) -> None:
     cached = prefeed.CachedDataset(Subset(files, range(8)))
     loader = make_loader(cached, **workers)
@@ -619,8 +620,7 @@ def test_one_cache_is_of_one_pipeline(files: Files, session: int) -> None:
         prefeed.mapped(files, double, cache)
 
 
-@pytest.mark.parametrize("make_loader", LOADERS)
-@pytest.mark.parametrize("workers", WORKERS[:3])
+@pytest.mark.parametrize(("make_loader", "workers"), crossed(LOADERS, WORKERS[:3]))
 def test_a_dropped_session_is_not_missed(
     files: Files, log: Log, session: int, make_loader: Any, workers: dict[str, Any]
 ) -> None:
@@ -634,8 +634,7 @@ def test_a_dropped_session_is_not_missed(
     assert made(log) == NAMES
 
 
-@pytest.mark.parametrize("make_loader", LOADERS)
-@pytest.mark.parametrize("workers", WORKERS[:3])
+@pytest.mark.parametrize(("make_loader", "workers"), crossed(LOADERS, WORKERS[:3]))
 def test_a_stopped_server_is_not_missed(files: Files, make_loader: Any, workers: dict[str, Any]) -> None:
     loader = make_loader(prefeed.CachedDataset(files), **workers)
     iterator = iter(loader)

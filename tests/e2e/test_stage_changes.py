@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 import prefeed
+from cover import crossed
 from e2e.images import make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import current
@@ -175,11 +176,13 @@ def _put_back() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_put_back")
-@pytest.mark.parametrize(("how", "change"), CHANGES, ids=[f"{at}-{how}" for at, (how, _) in enumerate(CHANGES)])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("change", "workers"), crossed({f"{at}-{change[0]}": change for at, change in enumerate(CHANGES)}, [0, 2])
+)
 def test_what_changes_between_two_epochs_is_noticed(
-    stage: Any, how: str, change: Callable[[Any], None], workers: int
+    stage: Any, change: tuple[str, Callable[[Any], None]], workers: int
 ) -> None:
+    how, make_change = change
     plain = stage.Data(how)
     cached = prefeed.CachedDataset(plain)
     loader = DataLoader(cached, batch_size=None, num_workers=workers)
@@ -187,7 +190,7 @@ def test_what_changes_between_two_epochs_is_noticed(
     assert before == [plain[index] for index in range(NUM_SAMPLES)]
     entries = cached.get_stat().num_mem_cached
     assert entries == NUM_SAMPLES
-    change(stage)
+    make_change(stage)
     assert list(loader) == [plain[index] for index in range(NUM_SAMPLES)] != before
     with NodeClient.connect(current()) as node:
         assert node.statistics().sessions.audits_failed == 0  # it was known beforehand

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 import leaks
 import prefeed
+from cover import crossed
 from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
 from prefeed.config import current
@@ -124,8 +125,7 @@ def of_sobol(index: int) -> Any:
 RANDOM = [Seeded().numpys, Seeded().pythons, of_opencv, of_skimage, of_torchs_generator, of_sobol]
 
 
-@pytest.mark.parametrize("make", RANDOM, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("make", "workers"), crossed(RANDOM, [0, 2]))
 def test_a_stage_whose_samples_differ_is_refused(make: Any, workers: int) -> None:
     def read() -> None:
         iterator: Any = iter(DataLoader(prefeed.CachedDataset(Numbers(make)), batch_size=None, num_workers=workers))
@@ -415,15 +415,26 @@ def _looks_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_looks_with_each_batch")
-@pytest.mark.parametrize("kind", [Late, Remembered, OfModule, OfGlobal, OfEachClass])
 @pytest.mark.parametrize(
-    ("loader", "workers"),
-    [(DataLoader, None), (DataLoader, "fork"), (DataLoader, "spawn"), (prefeed.DataLoader, "fork")],
-    ids=["in the process", "forked", "spawned", "prefeed's"],
+    ("kind", "loader_and_workers"),
+    crossed(
+        [Late, Remembered, OfModule, OfGlobal, OfEachClass],
+        {
+            "in the process": (DataLoader, None),
+            "forked": (DataLoader, "fork"),
+            "prefeed's": (prefeed.DataLoader, "fork"),
+            "spawned": (DataLoader, "spawn"),
+        },
+    ),
 )
 def test_a_file_that_is_opened_late_counts_for_all_samples_after_it(
-    files: Files, log: Log, monkeypatch: pytest.MonkeyPatch, kind: type[Late], loader: Any, workers: str | None
+    files: Files,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Late],
+    loader_and_workers: tuple[Any, str | None],
 ) -> None:
+    loader, workers = loader_and_workers
     annotate(files.root, 1, seconds=1)
 
     def read() -> list[int]:

@@ -14,6 +14,7 @@ import pytest
 
 import prefeed
 import servers
+from cover import crossed
 from limits import set_limits
 from prefeed import errors
 from prefeed.config import resolve
@@ -213,8 +214,7 @@ def authorizations(server: servers.FileServer) -> list[str | None]:
     ]
 
 
-@pytest.mark.parametrize("code", [301, 302, 307, 308])
-@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize(("code", "has_length"), crossed([301, 302, 307, 308], [True, False]))
 def test_a_redirect_takes_no_password_to_another_host(
     two: tuple[servers.FileServer, servers.FileServer], code: int, has_length: bool
 ) -> None:

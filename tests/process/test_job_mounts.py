@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cover import crossed
 from mounting import bind, dead_fuse, needs_root, obey_modes, tmpfs, unmount, with_own_mounts
 from prefeed.cli.main import cli
 from prefeed.config import resolve
@@ -395,8 +396,7 @@ def _gone_at_once(by_link: bool, tmp_path: Path) -> None:
     refused(source, target, point)
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-@pytest.mark.parametrize("what", ["gone", "come", "root gone", "root come"])
+@pytest.mark.parametrize(("what", "side"), crossed(["gone", "come", "root gone", "root come"], ["source", "target"]))
 def test_a_mount_that_goes_or_comes_meanwhile_stops_all_deletions(what: str, side: str, tmp_path: Path) -> None:
     with_own_mounts(_meanwhile, what, side, tmp_path)
 

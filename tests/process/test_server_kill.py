@@ -15,6 +15,7 @@ import torch
 from torchvision import datasets as torchvision_datasets
 
 import prefeed
+from cover import crossed
 from e2e.images import Augment, make_image_folder
 from e2e.steps import Setup, assert_same, observe, seed_all
 from prefeed.config import resolve
@@ -55,8 +56,9 @@ def see(loader_class: Any, dataset: Any, kwargs: dict[str, Any], *, probe: Calla
     return observe(loader_class(dataset, batch_size=4, shuffle=True, **kwargs), Setup({}, probe=probe))
 
 
-@pytest.mark.parametrize("kwargs", LOADERS, ids=["0", "2", "2-kept"])
-@pytest.mark.parametrize("look", [0, 1, 7, 15, 16, 17, 24], ids=lambda look: f"look{look}")
+@pytest.mark.parametrize(
+    ("look", "kwargs"), crossed([0, 1, 7, 15, 16, 17, 24], dict(zip(["0", "2", "2-kept"], LOADERS, strict=True)))
+)
 def test_kill_mid_epoch(root: Path, sandbox: Sandbox, look: int, kwargs: dict[str, Any]) -> None:
     """Looks 0 to 15 are in the first epoch, 16 is its end, 17 the beginning of the second."""
     reference = torchvision_datasets.ImageFolder(str(root), Augment())

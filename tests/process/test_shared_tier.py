@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_digest
 
+from cover import crossed
 from leaks import wait_until
 from prefeed.store.batches import write_in_turn
 from prefeed.store.shared import SharedTier, remove_store
@@ -272,8 +273,9 @@ def _use(tier: SharedTier, pipe: Connection) -> None:
     pipe.send(tier.get(key_of(6)))
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["read before", "written before"])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "written"), crossed(["fork", "spawn", "forkserver"], {"read before": False, "written before": True})
+)
 def test_one_used_before_is_used_in_a_child_too(tier: SharedTier, method: str, written: bool) -> None:
     values = [value_of(i, SIZE) for i in range(3)]
     tier.put_many([(key_of(i), value) for i, value in enumerate(values)])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cover import crossed
 from mounting import bind, needs_root, obey_modes, tmpfs, unmount, with_own_mounts
 from prefeed.config import resolve
 from prefeed.copying import staging
@@ -259,8 +260,7 @@ def test_what_may_not_be_looked_at_at_the_origin_is_not_removed_from_the_copy(sa
     with_own_mounts(_unsearchable, sandbox.root, sandbox.memory_dir)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN])
-@pytest.mark.parametrize("side", ["origin", "copy"])
+@pytest.mark.parametrize(("number", "side"), crossed([errno.EIO, errno.ESTALE, errno.ENOTCONN], ["origin", "copy"]))
 def test_what_answers_with_an_error_is_not_taken_for_gone(
     side: str, number: int, origin: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +309,7 @@ def _die_at(seed: int, origin: Path, place: Path, pipe: Connection) -> None:
         unstage(copy, resolve())
 
 
-@pytest.mark.parametrize("seed", range(21))
+@pytest.mark.parametrize("seed", [*range(7), *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(7, 21))])
 def test_killed_anywhere_a_copy_has_whole_files_and_the_origin_all_of_its_own(seed: int, sandbox: Sandbox) -> None:
     origin = make(sandbox.root / "origin", {**MANY, "gone/1": b"g"})
     staged(origin, sandbox.memory_dir)
