@@ -134,9 +134,7 @@ def test_a_handle_that_was_opened_once_gives_the_batches_and_errors_of_torch(
     root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     open_it = BY_PATH[kind]
-    cases: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 1}]
-    if kind not in SHARE_A_POSITION:
-        cases.append({"num_workers": 2})
+    cases: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 1 if kind in SHARE_A_POSITION else 2}]
     if kind != "memmap":  # which is pickled whole, and nothing shared
         cases.append({"num_workers": 1, "multiprocessing_context": "spawn"})
     for kwargs in cases:

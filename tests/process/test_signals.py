@@ -49,8 +49,7 @@ def test_what_is_meant() -> None:
     assert {signal.SIGRTMIN, signal.SIGRTMIN + 7, signal.SIGRTMAX} <= set(OF_JOBS)
 
 
-@pytest.mark.parametrize("end", sorted(ENDING))
-def test_the_server_and_its_fetch_process(root: Path, monkeypatch: pytest.MonkeyPatch, end: signal.Signals) -> None:
+def test_the_server_and_its_fetch_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_FETCH_PROCESSES", "1")
     with servers.http_server(root) as server, NodeClient.connect(resolve()) as node:
         node.open_dataset(server.url)
@@ -59,8 +58,17 @@ def test_the_server_and_its_fetch_process(root: Path, monkeypatch: pytest.Monkey
         send_all(pids)
         assert node.warm(server.url).fetched == 8
         assert (server_pid(), *node.status().fetch_processes) == pids
-        kill(pids[0], end)
+        kill(pids[0], signal.SIGTERM)
         wait_for(lambda: all(map(has_ended, pids)), "all have ended")
+        assert not store.exists(), "it did not end in order"
+
+
+@pytest.mark.parametrize("end", sorted(ENDING - {signal.SIGTERM}))
+def test_other_signals_that_end_a_server(end: signal.Signals) -> None:
+    with NodeClient.connect(resolve()) as node:
+        store, pid = Path(node.status().store), node.status().pid
+        kill(pid, end)
+        wait_for(lambda: has_ended(pid), "it has ended")
         assert not store.exists(), "it did not end in order"
 
 
