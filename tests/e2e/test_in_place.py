@@ -55,9 +55,9 @@ kinds = pytest.mark.parametrize(
     [
         (Hashed, {"num_workers": 0}),
         (Hashed, {"num_workers": 2}),
-        (Hashed, KEPT),
+        pytest.param(Hashed, KEPT, marks=pytest.mark.whole),
         (HashedInBatches, {"num_workers": 2}),
-        (Declared, {"num_workers": 0}),
+        pytest.param(Declared, {"num_workers": 0}, marks=pytest.mark.whole),
         (Declared, KEPT),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "-".join(map(str, value.values())),

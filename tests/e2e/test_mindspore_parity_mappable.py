@@ -28,6 +28,7 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 import prefeed
+from cover import crossed
 from e2e import parity_readers as readers
 from e2e.parity import (
     Endless,
@@ -377,8 +378,7 @@ def test_parallel_pipeline2(root: Path, session: int) -> None:
     parallel_pipeline(root, session, below=["decode"])
 
 
-@IN_BOTH
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize(("cached_step", "num_workers"), crossed(["leaf", "map"], [2, 4]))
 def test_parallel_workers(root: Path, session: int, cached_step: str, num_workers: int) -> None:
     pipeline, cached = OVER[cached_step](folder(root), session)
     for _ in range(2):

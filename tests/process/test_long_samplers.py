@@ -80,7 +80,7 @@ def loader_of(dataset: Any, kind: str, cls: Any = prefeed.DataLoader, **kwargs: 
 
 
 def global_states() -> tuple[Any, ...]:
-    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
+    return torch.get_rng_state().numpy().tobytes(), np.random.get_state()[1].tobytes()  # type: ignore[index, union-attr]
 
 
 def plans() -> list[PlanInfo]:
@@ -128,7 +128,9 @@ def test_a_sampler_of_the_users_without_end(root: Path, trust: bool) -> None:
     assert all(plan.memory_bytes < MOST_BYTES for plan in plans())
 
 
-@pytest.mark.parametrize("kind", ["replacement", "its own generator", "says too little"])
+@pytest.mark.parametrize(
+    "kind", ["replacement", pytest.param("its own generator", marks=pytest.mark.whole), "says too little"]
+)
 def test_it_continues_where_it_was(root: Path, kind: str) -> None:
     """A training that was saved in the middle of an order of 10⁸ gives the batches that it would have given."""
     objects = prefeed.datasets.Objects(root)
@@ -153,7 +155,7 @@ def test_it_continues_where_it_was(root: Path, kind: str) -> None:
     assert list(itertools.islice(loader, STEPS // 2)) == expected
 
 
-@pytest.mark.parametrize("kind", ["replacement", "without end"])
+@pytest.mark.parametrize("kind", ["replacement", pytest.param("without end", marks=pytest.mark.whole)])
 def test_a_server_that_is_killed_between_two_windows(root: Path, kind: str) -> None:
     objects = prefeed.datasets.Objects(root)
     seed_all()
