@@ -180,9 +180,10 @@ def test_type(build: Build, way: Callable[..., None], start: dict[str, Any], roo
 
 
 @pytest.mark.parametrize(
-    ("build", "num_files"), [(datasets.stacked, 3), (datasets.learned_stack, 2)], ids=["declared", "learned"]
+    ("build", "num_files", "num_workers"),
+    [(datasets.stacked, 3, 0), (datasets.learned_stack, 2, 2)],
+    ids=["declared", "learned"],
 )
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_subset_of_stacked_datasets(build: Build, num_files: int, num_workers: int, roots: Path) -> None:
     """Torch asks the parts one after the other, for the samples that the subset names."""
     chosen = Subset(build(roots).dataset, [index for index in range(datasets.NUM_SAMPLES) if index % 4])
@@ -207,27 +208,25 @@ def as_they_are(samples: list[Any]) -> list[Any]:
 
 @pytest.mark.usefixtures("_quick_forkserver")
 @pytest.mark.parametrize(
-    ("build", "method", "served", "kept", "num_workers"),
+    ("build", "method", "served", "kept"),
     crossed(
         [datasets.declared_together, datasets.learned_together],
         ["fork", "forkserver", "spawn"],
         {"ours": nullcontext, "auto": auto},
         {"kept": True, "anew": False},
-        [1, 2, 3],
     ),
 )
-def test_workers(
-    build: Build, method: str, served: Callable[[], Any], kept: bool, num_workers: int, roots: Path
-) -> None:
+def test_workers(build: Build, method: str, served: Callable[[], Any], kept: bool, roots: Path) -> None:
     """All types at once: a worker that is spawned imports all that they need, which takes seconds."""
     loader_class = prefeed.DataLoader if served is nullcontext else DataLoader
-    kwargs = {"persistent_workers": kept, "num_workers": num_workers, "batch_size": 20, "collate_fn": as_they_are}
+    kwargs = {"persistent_workers": kept, "num_workers": 2, "batch_size": 20, "collate_fn": as_they_are}
     with served():
         compare(build(roots), loader_class=loader_class, method=method, epochs=2, **kwargs)
 
 
+@pytest.mark.whole  # ``test_workers`` pickles all types at once
 @pytest.mark.usefixtures("_quick_forkserver")
-@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_of_each_type(method: str, roots: Path, subtests: pytest.Subtests) -> None:
     """Each type alone is pickled for its workers; those of one server need not import torch each."""
     for build in TYPES:
