@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group(
     "frameworks"
 )  # one warm process, and one training without prefeed, for all of them
 
-LENGTH = 100
+LENGTH = 120
 
 Case = tuple[str, str, int]
 """A framework, the kind of its data, and the number of its workers."""
