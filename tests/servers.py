@@ -277,7 +277,7 @@ def encrypt(server: FileServer, directory: Path) -> str:
 
 
 class BucketHandler(Handler):
-    """Answers as S3 does for ``server.objects``, with keys as they are; bucket ``b``."""
+    """Answers as S3, Google and Azure do for ``server.objects``, with keys as they are; bucket ``b``."""
 
     server: BucketServer
 
@@ -288,7 +288,7 @@ class BucketHandler(Handler):
         asked = dict(parse_qsl(query, keep_blank_values=True))
         if place != "b":
             self.reply(404, b"<Error><Code>NoSuchBucket</Code></Error>")
-        elif "list-type" in asked:
+        elif "list-type" in asked or "comp" in asked:
             self.reply(200, self._listed(asked).encode(), {"Content-Type": "application/xml"})
         elif key not in self.server.objects:
             self.reply(404, b"<Error><Code>NoSuchKey</Code></Error>")
@@ -320,13 +320,23 @@ class BucketHandler(Handler):
         for key in keys:
             rest, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
             shown[prefix + rest + slash if slash else key] = not slash
-        start, count = int(asked.get("continuation-token", "0")), int(asked.get("max-keys", self.server.page_size))
+        is_azure = "comp" in asked
+        start = int(asked.get("continuation-token") or asked.get("marker") or "0")
+        count = int(asked.get("max-keys", self.server.page_size))
         lines = []
         for key, is_object in list(shown.items())[start : start + count]:
             name = (
                 quote_plus(key, safe="/") if is_encoded else _XML_CONTROLS.sub(lambda c: f"&#{ord(c[0])};", escape(key))
             )
-            if is_object:
+            if is_azure and is_object:
+                lines.append(
+                    f"<Blob><Name>{name}</Name><Properties><Last-Modified>{formatdate(_MODIFIED, usegmt=True)}</Last-Modified>"
+                    f"<Content-Length>{len(self.server.objects[key])}</Content-Length><Content-Type>x</Content-Type>"
+                    f"<Etag>{escape(_etag(self.server.objects[key]))}</Etag></Properties></Blob>"
+                )
+            elif is_azure:
+                lines.append(f"<BlobPrefix><Name>{name}</Name></BlobPrefix>")
+            elif is_object:
                 data = self.server.objects[key]
                 lines.append(
                     f"<Contents><Key>{name}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
@@ -334,6 +344,9 @@ class BucketHandler(Handler):
                 )
             else:
                 lines.append(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>")
+        if is_azure:
+            more = f"<NextMarker>{start + count}</NextMarker>" if start + count < len(shown) else "<NextMarker/>"
+            return f"<EnumerationResults><Blobs>{''.join(lines)}</Blobs>{more}</EnumerationResults>"
         if start + count < len(shown):
             lines.append(f"<NextContinuationToken>{start + count}</NextContinuationToken>")
         return (

@@ -6,6 +6,7 @@ import errno
 import logging
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -31,6 +32,8 @@ from prefeed.jobs.places import located
 from prefeed.jobs.sync import sync
 from prefeed.jobs.warming import WarmupOptions, warm_up
 from prefeed.packing.driver import PackRequest, pack
+from prefeed.sources import listing
+from prefeed.sources.plain_s3 import is_odd
 from prefeed.sources.urls import open_source
 from sandbox import Sandbox
 from slow_files import write_files
@@ -179,6 +182,58 @@ def test_keys_that_are_no_paths_are_samples(
     below = prefeed.datasets.Objects("s3://b/d")
     expected = {key[2:]: value for key, value in bucket.objects.items() if key.startswith("d/") and key != "d/"}
     assert {below.path(index): below[index] for index in range(len(below))} == expected
+
+
+@pytest.fixture
+def other_store(bucket: servers.BucketServer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of the bucket, spoken to as Google's or Azure's, without the keys that begin with a slash."""
+    bucket.objects = {key: data for key, data in bucket.objects.items() if not key.startswith("/")} | {"d/marker/": b""}
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_", "STORAGE_"))]:
+        monkeypatch.delenv(name)
+    if request.param == "gs":
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
+    else:
+        text = f"AccountName=me;AccountKey=c2VjcmV0LWtleQ==;BlobEndpoint={bucket.url}"
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    return f"{request.param}://b"
+
+
+@pytest.mark.parametrize("other_store", ["gs", "az"], indirect=True)
+@pytest.mark.parametrize(("page_size", "enabled"), [(1000, True), (3, False)])
+def test_keys_that_other_clients_refuse_are_left_out(
+    page_size: int, enabled: bool, other_store: str, bucket: servers.BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.page_size = page_size
+    if not enabled:
+        monkeypatch.setenv("PREFEED_ENABLED", "0")
+    monkeypatch.setattr(listing, "_warned", set())
+    warnings = Warnings()
+    kept = {key: data for key, data in bucket.objects.items() if not is_odd(key)}
+    for root in ("", "/d"):
+        data = prefeed.datasets.Objects(other_store + root)
+        start = f"{root}/"[1:]
+        assert {start + data.path(index): data[index] for index in range(len(data))} == {
+            key: value for key, value in kept.items() if key.startswith(start)
+        }
+    text = warnings.about("left out")[0]
+    assert f"({len(bucket.objects) - len(kept) - 1})" in text, "the marker is not counted"
+    assert "'d/../y' (has an empty part" in text
+    names = [{name.lower(): value for name, value in headers.items()} for _, _, headers in bucket.requests]
+    assert all(one.get("authorization", "").startswith("SharedKey me:") == (other_store == "az://b") for one in names)
+
+
+@pytest.mark.parametrize("other_store", ["gs", "az"], indirect=True)
+def test_other_stores_are_copied_and_listed_without_odd_keys(
+    other_store: str, bucket: servers.BucketServer, tmp_path: Path
+) -> None:
+    kept = {key for key in bucket.objects if not is_odd(key)}
+    fs = fsspec.filesystem("prefeed")
+    assert set(fs.find(f"{other_store}/d")) == {f"{other_store}/{key}" for key in kept if key.startswith("d/")}
+    assert {f"{other_store}/d/b", f"{other_store}/d/empty"} <= set(fs.ls(f"{other_store}/d", detail=False))
+    bucket.objects.pop("d/plain.txt/below")
+    result = sync(other_store, str(tmp_path / "copy"), SyncOptions(), current())
+    assert (result.num_failed, result.num_copied) == (0, len(kept) - 1)
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefeed-relay"]
 
 
 def test_keys_that_are_no_paths_are_opened(bucket: servers.BucketServer) -> None:

@@ -13,6 +13,7 @@ Start with ``urls.open_source``, which turns a URL into a ``Source``, and ``libr
 ``store_clients``      clients of obstore, which sources share
 ``plain_web``          web servers without lengths, HEAD or ranges, and URLs with a query, by the standard library
 ``plain_s3``           listings and signatures for keys of S3 that obstore refuses
+``listing_relay``      listings of Google and Azure without the keys that obstore refuses
 ``signed_urls``        queries of URLs: which parameters sign a request, and until when
 ``packed``             a pack as an origin
 ``pack_index``         the index of a pack

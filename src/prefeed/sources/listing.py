@@ -58,6 +58,11 @@ class LeftOut:
             # In order, so that a listing by several threads always gives the same manifest.
             self.named = sorted([*self.named, f"{path[:_MOST_NAME_CHARS]!r} ({reason})"])[:_MOST_NAMED]
 
+    def clear(self) -> None:
+        """Begin a new count."""
+        with self._lock:
+            self.count, self.named, self.denied = 0, [], []
+
     def described(self) -> str:
         """Return the first names and the number of the others."""
         more = self.count - len(self.named)

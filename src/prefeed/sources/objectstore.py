@@ -9,6 +9,8 @@ import threading
 import weakref
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -19,10 +21,11 @@ from obstore import exceptions as store_exceptions
 from xxhash import xxh3_64_hexdigest
 
 from prefeed.config import Config
-from prefeed.errors import ObjectNotFoundError, SourceError, TruncatedBodyError
+from prefeed.errors import SourceError, TruncatedBodyError
 from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.listing import LeftOut
+from prefeed.sources.listing_relay import RelayedListing
 from prefeed.sources.plain_s3 import PlainKeys
 from prefeed.sources.plain_web import (
     PlainWeb,
@@ -42,6 +45,7 @@ from prefeed.sources.store_access import (
     mark_of,
     native_options,
     own_access,
+    server_of,
 )
 from prefeed.sources.store_clients import shared_client
 from prefeed.sources.store_errors import (
@@ -325,9 +329,8 @@ class ObjectStoreSource:
             return level_of(self.list_objects(), path)
         try:
             if not self._plain.has_odd_root:
-                found = StoreListing(
-                    self._store or self._open_store(), self._plain.open if self._plain.is_s3 else None
-                ).level_with_marker(path)
+                with self._store_listing(self._store or self._open_store(), LeftOut()) as listing:
+                    found = listing.level_with_marker(path)
                 if "" not in found[1]:
                     return found
             return self._plain.open().level(path)
@@ -378,7 +381,7 @@ class ObjectStoreSource:
             yield from self._forked().list_objects()
             return
         if self._query:
-            self.left_out = LeftOut()
+            self.left_out.clear()  # a manifest that is being written refers to it
             yield from list_index(self.url, HTTP_INDEX, self._fetch_index, left_out=self.left_out)
             self.left_out.warn(self.url)
             return
@@ -396,19 +399,36 @@ class ObjectStoreSource:
             store = _open(
                 self.url, self._config, self._authorization, self._own_access(), listing=True, retries=_LIST_RETRIES
             )
+            self.left_out.clear()
             if self._is_http:
-                self.left_out = LeftOut()
                 yield from list_http(
                     store, self.url, HTTP_INDEX, timeout=self._config.limits.request_seconds,
                     fetch_plainly=self._fetch_index, left_out=self.left_out,
                 )  # fmt: skip
-                self.left_out.warn(self.url)
             else:
-                yield from of_store(StoreListing(store, self._plain.open if self._plain.is_s3 else None))
+                with self._store_listing(store, self.left_out) as listing:
+                    yield from of_store(listing)
+            self.left_out.warn(self.url)
         except GeneratorExit:
             raise
         except BaseException as err:  # noqa: BLE001 - the table of errors decides
             raise self.translated(err, self.url) from cause_of(err)
+
+    @contextmanager
+    def _store_listing(self, store: ObjectStore, left_out: LeftOut) -> Iterator[StoreListing]:
+        """Open a listing of the store, with what lists the keys that the native client refuses."""
+        access = self._own_access()
+        option, server = server_of(self.url, access)
+        if not server:
+            yield StoreListing(store, self._plain.open if self._plain.is_s3 else None)
+            return
+
+        def open_relayed(relay_url: str) -> ObjectStore:
+            relayed = replace(access, options={**access.options, option: relay_url})
+            return _open(self.url, self._config, self._authorization, relayed, listing=True, retries=_LIST_RETRIES)
+
+        with closing(RelayedListing(server, self._web_access(), open_relayed, left_out)) as listing:
+            yield StoreListing(store, None, listing)
 
     def open_for_writing(self) -> ObjectStore:
         """Return a client for packing into this place; a request may take as long as a listing."""
@@ -438,12 +458,7 @@ class ObjectStoreSource:
         )
 
     def _info_plainly(self, path: str) -> ObjectInfo:
-        if self._is_http:
-            return self._web.info(self.locate(path), self._web_access(), path)
-        found = self._plain.open().find(path)
-        if found is None:
-            raise ObjectNotFoundError(f"{self.locate(path)}: does not exist", url=self.locate(path))
-        return found
+        return self._web.info(self._plain_url(path), self._web_access(), path, where=self.locate(path))
 
     def _plain_url(self, path: str) -> str:
         """Return the URL of an object for a request by the standard library; of a store it is signed."""

@@ -118,11 +118,6 @@ class PlainBucket:
                 objects += (info for page, _ in self._pages(f"{start}/") for info in page)
         return objects, directories
 
-    def find(self, path: str) -> ObjectInfo | None:
-        """Return what the store lists of one object; None if there is none."""
-        objects, _ = self._parsed(self._page({"prefix": self._root + path, "max-keys": "1"}))
-        return objects[0] if objects and objects[0].path == path else None
-
     def has_leading_slashes(self) -> bool:
         """Return whether keys begin with a slash, which the native client lists as if they did not."""
         return self._page({"prefix": f"{self._root}/", "max-keys": "1"}).find("{*}Contents") is not None

@@ -15,7 +15,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
@@ -39,6 +39,8 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _CODE: Final = re.compile(r"<Code>\w+</Code>")
 _EXPIRED: Final = re.compile(r"Request has expired|Signature not valid in the specified time frame", re.IGNORECASE)
 _ERROR_BYTES: Final = 4096
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+_OF_ONE_CONNECTION: Final = frozenset({"host", "connection", "authorization", "accept-encoding", "user-agent"})
 _PART, _NO_SUCH_PART = 206, 416
 
 
@@ -167,7 +169,7 @@ class PlainWeb:
 
         return self._asked(url, access, (offset, size_bytes), part, where)
 
-    def info(self, url: str, access: WebAccess, path: str) -> ObjectInfo:
+    def info(self, url: str, access: WebAccess, path: str, *, where: str = "") -> ObjectInfo:
         """Return size and version of an object without ``HEAD``: from the head of the answer for its first byte.
 
         Raises:
@@ -184,7 +186,7 @@ class PlainWeb:
                 modified_seconds=_seconds(response.headers.get("Last-Modified")), sends_parts=sends_parts,
             )  # fmt: skip
 
-        return self._asked(url, access, (0, 1), head)
+        return self._asked(url, access, (0, 1), head, where)
 
     def _asked(
         self,
@@ -221,6 +223,19 @@ class PlainWeb:
             )
 
 
+def forward(url: str, headers: Mapping[str, str], access: WebAccess) -> bytes:
+    """Return the answer to a GET that another client has signed, with its headers.
+
+    Raises:
+        SourceError: As ``Source.fetch`` raises them; its text has no query, which may be a signature.
+    """
+    sent = {name.lower(): value for name, value in headers.items()}
+    speaker = replace(access, authorization=sent.get("authorization"))
+    kept = {name: value for name, value in sent.items() if name not in _OF_ONE_CONNECTION}
+    with _answer(url, url.partition("?")[0], "identity", speaker, None, kept) as response:
+        return bytes(_fetched(response, access).data)
+
+
 def encoding_of_url(url: str) -> str:
     """Return the ``Accept-Encoding`` for the stored bytes: Google decompresses objects for clients that do not take gzip."""
     parts = urlsplit(url)
@@ -247,9 +262,16 @@ def _explained(err: SourceError, query: str) -> SourceError:
 
 
 @contextmanager
-def _answer(full_url: str, url: str, encoding: str, access: WebAccess, part: tuple[int, int] | None) -> Iterator[Any]:
+def _answer(
+    full_url: str,
+    url: str,
+    encoding: str,
+    access: WebAccess,
+    part: tuple[int, int] | None,
+    headers: Mapping[str, str] = _NO_HEADERS,
+) -> Iterator[Any]:
     """Open the answer to a GET, of a part that begins at a byte and has a size; its errors are translated, and have ``url``."""
-    headers = {"Accept-Encoding": encoding or "identity", "User-Agent": "prefeed"}
+    headers = {"Accept-Encoding": encoding or "identity", "User-Agent": "prefeed", **headers}
     if part is not None:
         headers["Range"] = f"bytes={part[0]}-{part[0] + part[1] - 1}"
     request = urllib.request.Request(full_url, headers=headers)

@@ -303,6 +303,17 @@ def endpoint_in(url: str, given: Mapping[str, str]) -> str:
     return "https://windows.net" if url.startswith("az://") else url
 
 
+def server_of(url: str, access: StoreAccess) -> tuple[str, str]:
+    """Return the option that names the server of a bucket of Google or Azure, and the server's URL; empty for others and emulators."""
+    scheme, options = url.partition("://")[0], access.options
+    if scheme == "gs":
+        return "base_url", options.get("base_url", "https://storage.googleapis.com")
+    if scheme != "az" or _is_true(options.get("use_emulator", "0")):
+        return "", ""
+    account = options.get("account_name")
+    return "endpoint", options.get("endpoint") or (f"https://{account}.blob.core.windows.net" if account else "")
+
+
 def endpoint_words(url: str, access: StoreAccess) -> str:
     """Return which server is spoken to for a store, and the variables that name another one; empty where the URL shows it all."""
     scheme, options = url.partition("://")[0], access.options

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
+    from prefeed.sources.listing_relay import RelayedListing
+
 _LIST_BATCH: Final = 1000
 HTTP_INDEX: Final = "index.txt"
 """Name of the file that lists the objects of a plain HTTP server."""
@@ -72,9 +74,9 @@ def modified_of(meta: ObjectMeta) -> int:
     return int(meta["last_modified"].timestamp())
 
 
-def list_store(store: ObjectStore, prefix: str = "") -> Iterator[list[ObjectInfo]]:
-    """Yield what the store lists, in batches; obstore's own errors pass through."""
-    for batch in obstore.list(store, prefix or None, chunk_size=_LIST_BATCH):
+def list_store(store: ObjectStore, prefix: str = "", after: str = "") -> Iterator[list[ObjectInfo]]:
+    """Yield what the store lists, in batches, from the key that follows ``after``; obstore's own errors pass through."""
+    for batch in obstore.list(store, prefix or None, offset=after or None, chunk_size=_LIST_BATCH):
         yield [info_of(meta, meta["path"]) for meta in batch]
 
 
@@ -90,14 +92,17 @@ def level_of_store(store: ObjectStore, prefix: str) -> tuple[list[ObjectInfo], l
 class StoreListing:
     """Lists a store without the markers of directories: ``train/``, zero bytes, which the native client lists as ``train``.
 
-    If the native client refuses a key, the requests from there on are made by a ``PlainBucket``.
+    If the native client refuses a key, the requests from there on are made by a ``PlainBucket``, or through a ``RelayedListing``.
     **Threads**: any.
     """
 
-    def __init__(self, store: ObjectStore, open_plain: Callable[[], PlainBucket] | None) -> None:
-        """List a store; ``open_plain`` is None if it is not S3."""
+    def __init__(
+        self, store: ObjectStore, open_plain: Callable[[], PlainBucket] | None, relayed: RelayedListing | None = None
+    ) -> None:
+        """List a store; ``open_plain`` is None if it is not S3, and ``relayed`` if it is."""
         self._store = store
         self._open_plain = open_plain
+        self._relayed = relayed
         self._empty: dict[str, set[str]] = {}
 
     def objects(self) -> Iterator[list[ObjectInfo]]:
@@ -118,12 +123,13 @@ class StoreListing:
                 last = page[-1].path if last is not None and page[0].path >= last else None
                 num_listed, seen = num_listed + len(page), frozenset(info.path for info in objects)
         except InvalidPathError as err:
-            plain: PlainBucket | None = self._plain_after(err)
+            plain: PlainBucket | RelayedListing | None = self._plain_after(err)
         else:
             plain = None if last is None else self._plain_if_cut(num_listed)
         for page in plain.pages(prefix, after=last or "") if plain is not None else ():
             # After the marker "a/", which is listed as "a", the plain client begins with what is between the two, such as "a-b".
-            yield [info for info in page if info.path not in seen]
+            # A store that has no listings from a key on begins anew.
+            yield [info for info in page if info.path not in seen and (not last or info.path > last)]
 
     def _plain_if_cut(self, num_listed: int) -> PlainBucket | None:
         """Return a client for the rest if the last page was full or empty, because the native client takes what is no page for the end."""
@@ -148,8 +154,10 @@ class StoreListing:
         plain = self._plain_if_cut(len(found[0]) + len(found[1])) if found != ([], []) else None
         return found if plain is None else plain.level(prefix)
 
-    def _plain_after(self, err: InvalidPathError) -> PlainBucket:
+    def _plain_after(self, err: InvalidPathError) -> PlainBucket | RelayedListing:
         """Return what lists a key that the native client refuses, as its error says."""
+        if self._relayed is not None:
+            return self._relayed
         if self._open_plain is None:
             try:
                 raise err
