@@ -152,25 +152,27 @@ class Trouble:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("error", [ValueError, KeyError])
 def test_exception_is_torchs(root: Path, num_workers: int, error: type[Exception]) -> None:
-    """The same exception, at the same step, in the same words; the loop may go on after it, and begin anew."""
+    """The same exception, at the same step, in the same words; the loop may go on after it, and begin anew. Ours has a note in addition."""
     plain = torchvision_datasets.ImageFolder(str(root), Pixels())
     trouble = Trouble(error, int(plain[13][0].sum()))
     reference = torchvision_datasets.ImageFolder(str(root), trouble)
     own = prefeed.datasets.ImageFolder(root, trouble)
 
-    def run(loader: Any) -> list[Any]:
-        return [step for _ in range(2) for step in steps_and_errors(loader, error)]
+    note = [f"raised while prefeed's dataset decoded {reference.samples[13][0]}"]
+
+    def run(loader: Any, notes: list[str]) -> list[Any]:
+        return [step for _ in range(2) for step in steps_and_errors(loader, error, notes)]
 
     kwargs = {"batch_size": 4, "num_workers": num_workers}
-    expected = run(torch.utils.data.DataLoader(reference, **kwargs))
+    expected = run(torch.utils.data.DataLoader(reference, **kwargs), [])
     assert len(expected) == 14
     assert expected[3][0] is error
-    for dataset in (reference, own):
-        assert run(prefeed.DataLoader(dataset, **kwargs)) == expected
+    for dataset, notes in ((reference, []), (own, note)):
+        assert run(prefeed.DataLoader(dataset, **kwargs), notes) == expected
 
 
-def steps_and_errors(loader: Any, expected: type[Exception]) -> Iterator[Any]:
-    """Yield what each step gives: a batch, or an exception with its first and last line, without the note that names the object."""
+def steps_and_errors(loader: Any, expected: type[Exception], notes: list[str]) -> Iterator[Any]:
+    """Yield what each step gives: a batch, or an exception with its first and last line; assert that the exception has these notes."""
     iterator = iter(loader)
     while True:
         try:
@@ -178,5 +180,7 @@ def steps_and_errors(loader: Any, expected: type[Exception]) -> Iterator[Any]:
         except StopIteration:
             return
         except expected as err:  # not kept: its traceback holds the workers
-            words = [line for line in str(err).strip().splitlines() if not line.startswith("raised while prefeed's")]
-            yield type(err), words[0], words[-1]
+            lines = [*str(err).strip().splitlines(), *getattr(err, "__notes__", [])]
+            kept = lines[: len(lines) - len(notes)]
+            assert lines[len(kept) :] == notes
+            yield type(err), kept[0], kept[-1]
