@@ -147,7 +147,7 @@ def test_one_address_in_two_networks(
             assert epoch() == ours
             container.send(True)
             assert container.recv() == (other, other[3])
-            assert "runs in another network (another container)" in capfd.readouterr().err
+            assert "runs in another network namespace" in capfd.readouterr().err
             (server,) = servers_of(sandbox)
             os.kill(server, signal.SIGKILL)
             assert wait_until(lambda: not servers_of(sandbox), timeout_seconds=60)

@@ -95,8 +95,8 @@ def _require_same_places(config: Config, welcome: m.Welcome) -> None:
     ):  # fmt: skip
         if any(place) and place_of(path) != place:
             raise ServerError(
-                f"the node server keeps its cache in {path}, which is another directory in this mount namespace (another "
-                f"container): share that directory, or set another {setting} here"
+                f"the node server keeps its cache in {path}, and this process finds another directory there, or none: if it was replaced, "
+                f"run `prefeed server stop`; in a container share it with the server's; or set another {setting} here"
             )
 
 

@@ -112,8 +112,8 @@ def end_server(config: Config) -> ServerEnd:
         if owner.ends_within(_PATIENCE_SECONDS):
             return ServerEnd(pid=owner.pid, killed=True)
         raise ServerBusyError(
-            f"the node server (pid {owner.pid}) was killed, and the kernel has not ended it after {_PATIENCE_SECONDS:g} s: its "
-            "control group is frozen (a paused container), or it waits for a file system; resume that",
+            f"the node server (pid {owner.pid}) was killed, and the kernel has not ended it after {_PATIENCE_SECONDS:g} s. "
+            f"A process stays while its control group is frozen or a file system does not answer: see `ps -o stat,wchan {owner.pid}`",
             pid=owner.pid,
         )
 

@@ -179,7 +179,7 @@ class Openings:
         if not reach.shares_network and is_of_store(store):
             if is_of_one_network(store, reach.access or own_access(store, self._config)):
                 raise ServerError(
-                    f"the node server runs in another network (another container), where the address of {store} may be "
+                    f"the node server runs in another network namespace, where the address of {store} may be "
                     "another machine's; give the store's address as a name with a domain or as an IP address, or set another "
                     "PREFEED_HOME here"
                 )

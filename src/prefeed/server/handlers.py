@@ -536,6 +536,6 @@ def _see_as(connection: Connection, hello: m.Hello, views: Views) -> None:
         if err.errno != errno.ENOSYS:
             raise ServerError(f"the node server cannot look at the client's root directory: {err.strerror}") from err
         raise ServerError(
-            "the node server runs in another mount namespace (another container), and cannot read files as this process sees "
+            "the node server has another root directory or mount namespace, and cannot read files as this process sees "
             f"them: {err.strerror}; set another PREFEED_HOME here"
         ) from err

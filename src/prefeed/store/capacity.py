@@ -155,7 +155,7 @@ def plan_store_dir(
         has = "cannot be written" if free_bytes is None else f"has only {in_mib(free_bytes)} free"
         warning = (
             f"{memory_dir} {has}, at least {in_mib(min_bytes)} are needed: the memory tier goes to {fallback_dir} on disk, "
-            "which is slower; start the container with a larger --shm-size, or set PREFEED_MEMORY_DIR"
+            "which is slower; set PREFEED_MEMORY_DIR, or in a container --shm-size"
         )
         return fallback_dir, False, warning
     if not on_tmpfs:

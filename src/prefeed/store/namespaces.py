@@ -159,8 +159,8 @@ def say_in_use_elsewhere(directory: Path) -> None:
     if directory not in _said:
         _said.add(directory)
         _log.warning(
-            "prefeed: the cache in %s is in use in another PID namespace (another container): this process makes its samples "
-            "itself; let the containers share one (--pid, shareProcessNamespace), or give each a session of its own",
+            "prefeed: the cache in %s is in use in another PID namespace: this process makes its samples "
+            "itself; let containers share one (--pid, shareProcessNamespace), or give each a session of its own",
             directory,
         )  # fmt: skip
 
