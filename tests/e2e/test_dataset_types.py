@@ -6,11 +6,12 @@ import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, get_worker_info
 
 import prefeed
 from cover import crossed
@@ -188,6 +189,34 @@ def test_subset_of_stacked_datasets(build: Build, num_files: int, num_workers: i
     """Torch asks the parts one after the other, for the samples that the subset names."""
     chosen = Subset(build(roots).dataset, [index for index in range(datasets.NUM_SAMPLES) if index % 4])
     compare(Given(dataset=chosen, plain=chosen, num_files=num_files * len(chosen)), num_workers=num_workers)
+
+
+class SampledStream(IterableDataset[Any]):
+    """A map-style dataset as a stream in the order of a sampler, of which each worker yields its share.
+
+    ``ToIterableDataset`` of detectron2 (detectron2/data/common.py) does the same.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.sampler = RandomSampler(dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (self.dataset[index] for index in islice(self.sampler, first, None, step))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_in_the_order_of_a_sampler(num_workers: int, roots: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its order is not known to a loader: torch's batches, and the reason in the log."""
+    stream = SampledStream(datasets.dataset_folder(roots).dataset)
+    given = Given(dataset=stream, plain=stream, num_files=0)
+    expected = plain_epochs(given, 2, batch_size=BATCH_SIZE, num_workers=num_workers)
+    seed_all()
+    loader = prefeed.DataLoader(stream, batch_size=BATCH_SIZE, num_workers=num_workers)
+    assert_same(expected, observe(loader, Setup({}), epochs=2))
+    assert "an IterableDataset has no order to know beforehand" in caplog.text
 
 
 # ---------------------------------------------------------------- workers of every kind
