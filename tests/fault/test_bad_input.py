@@ -87,6 +87,12 @@ def test_nothing_that_matches(tmp_path: Path) -> None:
         Objects(tmp_path, pattern="*.jpg")
     with pytest.raises(FileNotFoundError, match=r"no class folder with an image .* wanted <class>/<name> .*\.jpeg"):
         ImageFolder(tmp_path)
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.jpg").write_bytes(b"x")
+    with pytest.raises(
+        FileNotFoundError, match=f"found 1 images in no folder.* give the directory above it, {tmp_path}$"
+    ):
+        ImageFolder(tmp_path / "cat")
 
 
 @pytest.fixture

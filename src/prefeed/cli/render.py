@@ -303,7 +303,7 @@ def clear_object(result: ClearResult) -> JsonObject:
 
 def clear_lines(result: ClearResult) -> list[str]:
     if not result.entries:
-        return ["nothing to free"]
+        return ["nothing to free: nothing below it is cached"]
     noun = format_count(result.entries, "entry")
     return [f"{noun} freed, {format_bytes(result.bytes)}"]
 

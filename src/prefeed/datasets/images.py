@@ -140,9 +140,14 @@ class ImageFolder(LabelledImages):
         origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
         self.classes, ids, targets = _by_class(origin.manifest)
         if not self.classes:
+            paths = [origin.manifest.path(index) for index in range(len(origin.manifest))]
+            num_images = sum("/" not in path and path.lower().endswith(IMAGE_EXTENSIONS) for path in paths)
+            found = f"found {num_images} images in no folder, and {len(paths) - num_images} other objects"
+            if num_images:
+                found += f"; if its images are one class, give the directory above it, {origin.url.rpartition('/')[0]}"
             raise EmptyListingError(
                 f"no class folder with an image below {origin.url}; wanted <class>/<name> with one of the endings "
-                f"{', '.join(IMAGE_EXTENSIONS)}, found {origin.manifest.num_objects} other objects"
+                f"{', '.join(IMAGE_EXTENSIONS)}, {found}"
             )
         self.class_to_idx: dict[str, int] = {name: index for index, name in enumerate(self.classes)}
         super().__init__(

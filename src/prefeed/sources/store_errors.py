@@ -93,7 +93,11 @@ _BY_TEXT: Final[tuple[tuple[str, type[SourceError], str], ...]] = (
     ("Could not parse path", ObjectNotFoundError, "cannot be the name of an object"),
     ("kind: Timeout", TransientSourceError, "no answer within {timeout:g} s"),
     ("TimedOut", TransientSourceError, "no answer within {timeout:g} s"),
-    ("kind: Connect", TransientSourceError, "no connection to the server"),
+    (
+        "kind: Connect",
+        TransientSourceError,
+        "no connection to the server; check the address, and that this node reaches it",
+    ),
     ("kind: Interrupted", TransientSourceError, "the connection broke off"),
     ("kind: Request", TransientSourceError, "the request could not be sent"),
 )

@@ -119,7 +119,7 @@ def test_warm_lines_of_nothing_new() -> None:
 
 def test_clear_lines() -> None:
     assert render.clear_lines(ClearResult(entries=1, bytes=10)) == ["1 entry freed, 10 B"]
-    assert render.clear_lines(ClearResult(entries=0, bytes=0)) == ["nothing to free"]
+    assert render.clear_lines(ClearResult(entries=0, bytes=0)) == ["nothing to free: nothing below it is cached"]
 
 
 def test_print_rows_keeps_a_long_path_on_one_line_and_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
