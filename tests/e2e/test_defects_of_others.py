@@ -335,7 +335,7 @@ def test_no_thread_or_descriptor_stays_after_a_batch(
 
     The server's pool ``prefeed-fetch`` starts a thread whenever more fetches and checks are pending than it has threads: here one is all.
     """
-    monkeypatch.setenv("PREFEED_MAX_IN_FLIGHT", "1")
+    set_limits(monkeypatch, max_in_flight=1)
     loader = loader_of(Files(paths * 5, contents), num_workers=num_workers, persistent_workers=num_workers > 0)
     assert len(epoch(loader)) == len(paths) * 5
     (pid,) = servers_of(sandbox)
