@@ -189,7 +189,7 @@ def test_lightning_makes_a_subclass_with_another_argument_again(
             check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=120,
+            timeout=600,
         )
         seen.append([json.loads(path.read_text()) for path in sorted(tmp_path.glob(f"{name}.*"))])
     assert seen[0] == seen[1]
