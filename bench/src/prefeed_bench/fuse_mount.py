@@ -40,18 +40,21 @@ _OPEN_SECONDS: Final = 0.02
 
 
 @contextlib.contextmanager
-def slow_mount(root: Path, *, read_seconds: float = 0.0) -> Iterator[SlowDirectory]:
+def slow_mount(root: Path, *, read_seconds: float = 0.0, remember_seconds: int = 3600) -> Iterator[SlowDirectory]:
     """Mount a directory, for the time of the block, where every open takes 20 ms; the kernel's cache has nothing of it.
 
     Args:
         root: The directory.
         read_seconds: Time that each request for bytes takes.
+        remember_seconds: How long the kernel may use names and attributes without asking again.
 
     Raises:
         MissingRequirementError: FUSE is missing.
     """
     try:
-        with slow_directory(root, open_seconds=_OPEN_SECONDS, read_seconds=read_seconds) as slow:
+        with slow_directory(
+            root, open_seconds=_OPEN_SECONDS, read_seconds=read_seconds, remember_seconds=remember_seconds
+        ) as slow:
             yield slow
     except FuseUnavailableError as err:
         raise MissingRequirementError(str(err)) from err

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefeed.client.node import NodeClient
-from prefeed.config import resolve
+from prefeed.config import Config, resolve
 from prefeed.errors import ServerUnavailableError
 from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
 from prefeed.wire.endpoint import remove_runtime_dirs
@@ -143,10 +143,15 @@ def empty_home(root: Path) -> Iterator[dict[str, str]]:
     """Give the environment of an empty home whose server, if the block starts one, is stopped at its end."""
     with tempfile.TemporaryDirectory(prefix="prefeed-bench-") as home:
         env = {"PREFEED_HOME": home, "PREFEED_ROOTS": os.fspath(root), "PREFEED_METRICS": "0"}
-        config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in env.items()})
         try:
             yield env
         finally:
-            with contextlib.suppress(ServerUnavailableError), NodeClient.connect(config, autostart=False) as client:
-                client.stop()
-            remove_runtime_dirs(config)
+            remove_runtime_dirs(stop_server(env))
+
+
+def stop_server(env: Mapping[str, str]) -> Config:
+    """Stop the server of a home, if one runs, and return its settings."""
+    config = resolve({name.removeprefix("PREFEED_").lower(): value for name, value in env.items()})
+    with contextlib.suppress(ServerUnavailableError), NodeClient.connect(config, autostart=False) as client:
+        client.stop()
+    return config

@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import pathlib
 import sys
 import time
 import zlib
@@ -63,12 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--declared", action="store_true", help="the dataset says which files it reads")
+    parser.add_argument("--touch", type=pathlib.Path, help="touch the files of this directory before each later epoch")
     options = parser.parse_args(arguments)
 
     manual_seed(0)
     dataset = (Declared if options.declared else Numbered)(options.data, options.files)
     loader = DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=options.workers)
-    for _ in range(options.epochs):
+    for epoch in range(options.epochs):
+        for file in options.touch.iterdir() if options.touch and epoch else ():
+            file.touch()
         sys.stdout.write(json.dumps(read_epoch(loader, dataset)) + "\n")
         sys.stdout.flush()
 
