@@ -416,7 +416,7 @@ class ObjectStoreSource:
 
     @contextmanager
     def _store_listing(self, store: ObjectStore, left_out: LeftOut) -> Iterator[StoreListing]:
-        """Open a listing of the store, with what lists the keys that the native client refuses."""
+        """Open a listing of the store, including keys that the native client refuses."""
         access = self._own_access()
         option, server = server_of(self.url, access)
         if not server:

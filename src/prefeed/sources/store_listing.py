@@ -75,7 +75,7 @@ def modified_of(meta: ObjectMeta) -> int:
 
 
 def list_store(store: ObjectStore, prefix: str = "", after: str = "") -> Iterator[list[ObjectInfo]]:
-    """Yield what the store lists, in batches, from the key that follows ``after``; obstore's own errors pass through."""
+    """Yield the objects that follow the key ``after``, in batches; errors of obstore pass through."""
     for batch in obstore.list(store, prefix or None, offset=after or None, chunk_size=_LIST_BATCH):
         yield [info_of(meta, meta["path"]) for meta in batch]
 
