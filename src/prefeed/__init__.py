@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prefeed.loaders.declared import Accessor
     from prefeed.prefetching import BackgroundGenerator, background, prefetch
     from prefeed.stage_cache.cache import DatasetCache
-    from prefeed.stage_cache.dataset import CachedDataset, cached, map, mapped
+    from prefeed.stage_cache.dataset import CachedDataset, cached, mapped
     from prefeed.stage_cache.randomness import not_random
     from prefeed.torch.device import DevicePrefetcher
     from prefeed.torch.loader import DataLoader
@@ -52,7 +52,6 @@ __all__ = [
     "datasets",
     "doctor",
     "errors",
-    "map",
     "mapped",
     "not_random",
     "open",
@@ -83,7 +82,6 @@ _HOMES = {
     "datasets": None,
     "doctor": "prefeed.diagnose.doctor.examination",
     "errors": None,
-    "map": "prefeed.stage_cache.dataset",
     "mapped": "prefeed.stage_cache.dataset",
     "not_random": "prefeed.stage_cache.randomness",
     "open": "prefeed.files.opening",

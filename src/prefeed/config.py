@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from prefeed import old_names
 from prefeed.errors import ConfigError
 from prefeed.limits import LIMITS_VARIABLE, Limits, parse_limits
 from prefeed.places import (
@@ -361,7 +360,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found = {}
     for variable in filter(lambda name: name.startswith(_PREFIX), environ):
         name = variable.removeprefix(_PREFIX).lower()
-        if variable.isupper() and (name in SETTINGS or name in old_names.SETTINGS):
+        if variable.isupper() and name in SETTINGS:
             found[name] = environ[variable].strip()
         elif meant := near(name, SETTINGS):
             say_once(f"{variable} is not a setting and is ignored; did you mean PREFEED_{meant.upper()}?")
@@ -417,10 +416,10 @@ def resolve_with_places(
     values: dict[str, Any] = {}
     places = dict.fromkeys(SETTINGS, DEFAULT)
     for origin, layer in layers:
-        for name, (raw, shown) in _with_new_names(layer, origin).items():
+        for name, raw in layer.items():
             if name not in values:
-                values[name] = parse_setting(name, raw, shown)
-                places[name] = shown
+                places[name] = _shown(name, origin)
+                values[name] = parse_setting(name, raw, places[name])
     return Config(**values, limits=replace(parse_limits(environ.get(LIMITS_VARIABLE, "")), **(limits or {}))), places
 
 
@@ -429,21 +428,6 @@ _PREFIX: Final = "PREFEED_"
 
 def _shown(name: str, origin: str) -> str:
     return f"{origin}{name.upper()}" if origin == _PREFIX else f"{origin}{name}"
-
-
-def _with_new_names(layer: Mapping[str, Any], origin: str) -> dict[str, tuple[Any, str]]:
-    """Return each setting of a layer by its name now: its value, and what messages call it."""
-    found = {name: (raw, _shown(name, origin)) for name, raw in layer.items() if name in SETTINGS}
-    for old, (new, is_opposite) in old_names.SETTINGS.items():
-        if old not in layer or new in found:
-            continue
-        shown, raw = _shown(old, origin), layer[old]
-        say_once(
-            f"{shown} is {_shown(new, '' if origin != _PREFIX else origin)} now{', with the opposite values' if is_opposite else ''}; "
-            "the old name works in this release only"
-        )
-        found[new] = (not _parsed(parse_bool, raw, new, shown) if is_opposite else raw, shown)
-    return found
 
 
 def _parsed(parse: Any, value: Any, name: str, shown: str) -> Any:

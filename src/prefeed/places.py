@@ -13,7 +13,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
-from prefeed import old_names
 from prefeed.errors import ConfigError
 from prefeed.system.trust import why_not_trusted_file
 
@@ -134,7 +133,7 @@ def require_known(names: Collection[str], known: Collection[str], where: str = "
         known: Names of settings.
         where: Begins the message.
     """
-    unknown = sorted(set(names) - set(known) - set(old_names.SETTINGS))
+    unknown = sorted(set(names) - set(known))
     if unknown:
         meant = near(unknown[0], known)
         hint = f"did you mean {meant!r}? " if meant else ""

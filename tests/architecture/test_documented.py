@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from prefeed import old_names
 from prefeed.cli.failure import EXIT_CODES
 from prefeed.cli.main import COMMANDS, FROM_BENCH, SECTIONS, TRY
 from prefeed.config import SETTINGS, resolve
@@ -49,7 +48,7 @@ def test_variables_anywhere_in_the_docs_exist() -> None:
     pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"\bPREFEED_[A-Z_]+[A-Z]\b", page.read_text())}
 
-    assert named <= {f"PREFEED_{name.upper()}" for name in (*SETTINGS, *old_names.SETTINGS)} | {
+    assert named <= {f"PREFEED_{name.upper()}" for name in SETTINGS} | {
         INTERPRETER,
         BEARER_TOKENS,
     }
@@ -78,20 +77,3 @@ def test_the_page_of_commands_has_each_command_in_its_section() -> None:
 
     assert list(found) == list(SECTIONS)
     assert {name: section for section, names in found.items() for name in names} == entries
-
-
-def test_the_page_of_commands_has_each_old_name() -> None:
-    shown = [(re.findall(r"`([^`]+)`", old), re.findall(r"`([^`]+)`", new)) for old, new in rows_of("Old names")]
-    commands = [([f"prefeed {old}"], [f"prefeed {new}"]) for old, new in old_names.COMMANDS.items()]
-    options = [
-        ([f"prefeed {command} {old}"], [f"prefeed {command} {new}"])
-        for command, options in sorted(old_names.OPTIONS.items())
-        for old, new in options.items()
-    ]
-    settings = [
-        ([f"PREFEED_{old.upper()}", old], [f"PREFEED_{new.upper()}", new])
-        for old, (new, _) in old_names.SETTINGS.items()
-    ]
-    functions = [([f"prefeed.{old}"], [f"prefeed.{new}"]) for old, new in old_names.FUNCTIONS.items()]
-
-    assert shown == [*commands, *options, *settings, *functions]

@@ -58,7 +58,7 @@ WITH_TORCH = modules("""
     after_import auto config errors frameworks frameworks.hooks
     interception interception.asking interception.events interception.files
     interception.reading interception.scope interception.threads interception.writing
-    limits loaders loaders.replacing old_names places quantities
+    limits loaders loaders.replacing places quantities
     system system.machine system.trust
     tally tally.estimate tally.opens tally.program torch torch.patch
 """)

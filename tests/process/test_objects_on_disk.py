@@ -152,21 +152,16 @@ def test_a_restart_keeps_the_objects(root: Path, origin: servers.FileServer, end
     assert failures() == {}
 
 
-@pytest.mark.parametrize("left_by", ["an earlier boot", "an earlier version"])
-def test_what_another_name_has_is_taken_over(root: Path, origin: servers.FileServer, left_by: str) -> None:
+def test_what_an_earlier_boot_left_is_taken_over(root: Path, origin: servers.FileServer) -> None:
     """On a disk of this machine nobody else can have it in use: see ``unit/store/test_node_directory.py``."""
     read_epoch(prefeed.datasets.Objects(origin.url), root)
     on_disk()
     before = fetched(origin)
     kill_and_lose_memory()
     own = resolve().disk_path
-    if left_by == "an earlier version":
-        (own / "objects").rename(own.parent / "objects")
-        shutil.rmtree(own)
-    else:
-        left = own.rename(own.with_name("0123456789ab-0"))
-        for path in (left / "lock", left):
-            os.utime(path, (0, 0))
+    left = own.rename(own.with_name("0123456789ab-0"))
+    for path in (left / "lock", left):
+        os.utime(path, (0, 0))
     read_epoch(prefeed.datasets.Objects(origin.url), root)
     assert fetched(origin) == before
     assert [path.name for path in own.parent.iterdir()] == [own.name]

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from prefeed import config as config_module
-from prefeed import places
 from prefeed.config import (
     GIB,
     KIB,
@@ -340,40 +339,6 @@ def test_addresses_of_metrics(text: object, address: str | None) -> None:
 def test_what_is_no_address_of_metrics_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="PREFEED_METRICS"):
         resolve(environ={"PREFEED_METRICS": text})
-
-
-# ---------------------------------------------------------------- old names
-
-
-@pytest.mark.parametrize(
-    ("overrides", "environ", "toml", "expected"),
-    [
-        ({"resident": False}, {}, "", True),
-        ({}, {"PREFEED_RESIDENT": "0", "PREFEED_READ_ONCE": "0"}, "", False),
-        ({}, {"PREFEED_RESIDENT": "1"}, "read_once = true", False),
-        ({"read_once": True}, {"PREFEED_RESIDENT": "1"}, "resident = true", True),
-    ],
-)
-def test_old_names_of_settings_mean_the_new_ones(
-    tmp_path: Path, overrides: dict[str, object], environ: dict[str, str], toml: str, expected: bool
-) -> None:
-    """The place that comes first counts, whatever name it uses; in one place the new name counts."""
-    (tmp_path / "prefeed.toml").write_text(toml)
-
-    config = resolve(overrides, environ=environ, toml_path=tmp_path / "prefeed.toml")
-
-    assert config.read_once is expected
-
-
-def test_an_old_name_of_a_setting_is_said_with_the_new_one(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(places, "_said", set())
-
-    with pytest.raises(ConfigError, match="PREFEED_RESIDENT: 'maybe' is neither true nor false"):
-        resolve(environ={"PREFEED_RESIDENT": "maybe"}, toml_path=tmp_path / "none")
-
-    assert "PREFEED_RESIDENT is PREFEED_READ_ONCE now, with the opposite values" in caplog.text
 
 
 # ---------------------------------------------------------------- limits

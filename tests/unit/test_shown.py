@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import pytest
 
 import prefeed
-from prefeed import places
 from prefeed.shown import shown
 
 
@@ -36,15 +34,3 @@ def double(value: Any) -> Any:
 )  # fmt: skip
 def test_shown(value: object, expected: str) -> None:
     assert shown(value) == expected
-
-
-def test_the_old_name_of_mapped_works_and_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "_said", set())
-    with caplog.at_level(logging.WARNING, "prefeed"):
-        old: Any = prefeed.map
-        made = old([1, 2], double)
-
-    assert list(made) == [2, 4]
-    assert "prefeed.map is prefeed.mapped now" in caplog.text

@@ -1,7 +1,7 @@
 """The command line: one module per command or group of commands.
 
 A command asks the node server for a value through ``backend``. ``render``, or the end of the command's module, turns the value into
-text or JSON. Exit codes: ``failure``. Names of commands that were replaced: ``prefeed.old_names``. Other
+text or JSON. Exit codes: ``failure``. Other
 distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo`` belong to prefeed-bench.
 
 ``main``           the ``prefeed`` command: start reading here

@@ -12,9 +12,7 @@ from click.shell_completion import CompletionItem
 
 from prefeed.cli import failure
 from prefeed.cli.commands import Commands, completed, set_verbosity
-from prefeed.cli.text import printable
 from prefeed.errors import PrefeedError
-from prefeed.old_names import renamed
 
 _WORDS: Final = "prefeed.words"
 
@@ -82,14 +80,10 @@ class LazyGroup(Commands):
         return None if found is None else completed(found, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put new names in place of old ones, and keep the words for what is said of wrong ones."""
-        words, notes = renamed(args, lambda command: _options_with_values(self.get_command(ctx, command)))
-        ctx.meta[_WORDS] = tuple(words)
-        if not ctx.resilient_parsing:
-            for note in notes:
-                click.echo(printable(f"prefeed: {note}"), err=True)
-        with failure.reported(ctx, words):
-            return super().parse_args(ctx, words)
+        """Parse the arguments, and keep them for the messages about wrong ones."""
+        ctx.meta[_WORDS] = tuple(args)
+        with failure.reported(ctx, args):
+            return super().parse_args(ctx, list(args))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         lines = self._lines(ctx)
@@ -125,15 +119,6 @@ def _command(name: str) -> click.Command | None:
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast(click.Command, point.load())
     return _not_installed(name) if name in FROM_BENCH else None
-
-
-def _options_with_values(command: click.Command | None) -> frozenset[str]:
-    """Return the options of a command, and of those in it, that take the word behind them."""
-    if command is None:
-        return frozenset()
-    inner = command.commands.values() if isinstance(command, click.Group) else ()
-    own = (p for p in command.params if isinstance(p, click.Option) and not p.is_flag and not p.count)
-    return frozenset(name for option in own for name in option.opts).union(*map(_options_with_values, inner))
 
 
 def _section(name: str) -> str:

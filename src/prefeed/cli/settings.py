@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import click
 
-from prefeed import old_names
 from prefeed.cli import render
 from prefeed.cli.options import home_option, json_option
 from prefeed.cli.text import printable
@@ -30,7 +29,7 @@ def command(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
     config, places = resolve_with_places({"home": home})
     if home is not None:
         places["home"] = "--home"
-    shown = [old_names.SETTINGS[name].name if name in old_names.SETTINGS else name for name in names or SETTINGS]
+    shown = names or tuple(SETTINGS)
     value = {name: {"value": _plain(getattr(config, name)), "from": places[name]} for name in shown}
     render.show(as_json, {"settings": value}, render.table([_COLUMNS, *(_row(name, config, places) for name in shown)]))
 

@@ -7,7 +7,6 @@ import fcntl
 import importlib
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -43,7 +42,7 @@ from prefeed.store.capacity import (
 )
 from prefeed.store.directory import choose_own_dir, require_private
 from prefeed.store.layout import MIN_BUDGET_BYTES
-from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, carry_over, remove_from_killed, remove_left
+from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
 from prefeed.store.writer import TierWriter
 from prefeed.system.memory import address_space
@@ -72,12 +71,6 @@ _TIER_ON_DISK = "prefeed-*"
 """Names of memory tiers in the directories of servers."""
 
 _DISK = "disk"
-_OF_DISK = {
-    "objects": re.compile(r"(data|lock)\.mdb|writer\.lock|readers|namespace-.*"),
-    "sessions": re.compile(r"[0-9]+|\.gone-[0-9a-f]+"),
-}
-"""What lies in the directory of a disk tier, and what in those directories."""
-
 _NICENESS = 5
 """The trainer's processes go first where both want a core."""
 
@@ -199,10 +192,9 @@ def _serve(config: Config, handlers: Handlers, loop: Loop, node: Node) -> None:
 
 
 def _remove_unused(config: Config, own: NodeDirectory, runtime_dir: Path, tier_dir: Path) -> None:
-    """Remove files that are not asked for again: plans and lists of a server that was killed, and old ones."""
+    """Remove files that are not asked for again: plans and lists of a server that was killed, and what other boots left."""
     remove_in_transit(runtime_dir)
     remove_unused_catalogues(own.path)
-    remove_unused_catalogues(config.home)  # of versions that kept them there
     remove_unused_directories(own.path.parent, keep=own.path)
     ManifestLibrary(config.home).remove_unused()
     remove_left(runtime_dir.parent, f"{config.home_id}*", keep=runtime_dir)
@@ -314,7 +306,6 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]
     try:
         if config.disk.directory is None:
             directory.mkdir(mode=0o700, exist_ok=True)
-            carry_over(config.home / _DISK, directory, _OF_DISK)
         else:
             held = NodeDirectory.claim(config.disk.directory, [own.number])
     except OSError as err:
@@ -332,7 +323,6 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]
         return
     assert config.disk.directory is not None
     with closing(held):
-        carry_over(config.disk.directory, held.path, _OF_DISK)
         remove_unused_directories(config.disk.directory, keep=held.path)
         yield held.path, held.is_suspect
 

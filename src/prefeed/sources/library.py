@@ -38,7 +38,7 @@ from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import canonical_url, open_source
 from prefeed.sources.views import NAMESPACE_DIGITS
-from prefeed.system.files import close_to_others, make_private
+from prefeed.system.files import make_private
 from prefeed.system.locks import file_lock
 from prefeed.system.machine import is_on_own_disk
 from prefeed.system.removing import remove_tree
@@ -348,9 +348,8 @@ class ManifestLibrary:
             yield
 
     def _make_home(self, directory: Path) -> None:
-        """The directory is there, and it and all others are this user's alone, also in a home of an earlier version."""
+        """Create the directory of a URL's listings, with access for this user only."""
         make_private(directory)
-        close_to_others(self._root)
 
     def _directories_of(self, url: str) -> tuple[Path, ...]:
         unmarked = self.directory_of(url)
@@ -362,7 +361,6 @@ class ManifestLibrary:
         And those of one of several origins of a URL that no process had in use for 30 days: each start of the machine and each
         container makes some, of what it has at a path.
         """
-        close_to_others(self._root)
         with contextlib.suppress(OSError), os.scandir(self._root) as entries:
             for entry in list(entries):
                 if _OF_URL.fullmatch(entry.name) is None or not entry.is_dir(follow_symlinks=False):

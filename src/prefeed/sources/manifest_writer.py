@@ -46,9 +46,6 @@ _TEMPORARY: Final = ".building-"
 _GENERATION: Final = re.compile(rf"[0-9a-f]{{32}}|{re.escape(_TEMPORARY)}.+")
 """What nothing but this module can have made."""
 
-_LOCKED_BEFORE: Final = "keys"
-"""Locked instead of the columns by who has a manifest of an earlier layout open."""
-
 _GONE: Final = "gone"
 """Version of a file that was there when names were listed, and not when it was asked."""
 
@@ -418,9 +415,8 @@ def _remove_unused(generation: Path) -> None:
 @contextmanager
 def _unused(generation: Path) -> Iterator[bool]:
     """Yield whether no process has a generation open; then none opens it for the time of the block."""
-    name = COLUMNS if (generation / COLUMNS).exists() else _LOCKED_BEFORE
     try:
-        descriptor = os.open(generation / name, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
+        descriptor = os.open(generation / COLUMNS, os.O_RDWR | os.O_CLOEXEC)  # NFS wants it open for writing
     except OSError as err:
         yield isinstance(err, FileNotFoundError)
         return

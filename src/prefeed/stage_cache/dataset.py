@@ -20,7 +20,6 @@ from prefeed.config import Config
 from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
 from prefeed.interception import kept_in_place
 from prefeed.map_style import MapStyle
-from prefeed.places import say_once
 from prefeed.shown import shown
 from prefeed.stage_cache.auditing import MOST_FAILED, Audit, Auditor, Run, waiting
 from prefeed.stage_cache.cache import CacheStatistics, DatasetCache
@@ -495,12 +494,6 @@ def cached(
     Arguments and errors are those of ``CachedDataset``; without a cache, samples are kept in the node's default session.
     """
     return CachedDataset(dataset, cache, version=version, codec=codec, config=config)
-
-
-def map(*args: Any, **kwargs: Any) -> MappedDataset | CachedDataset:
-    """The old name of ``mapped``, for one release."""
-    say_once("prefeed.map is prefeed.mapped now; the old name works in this release only")
-    return mapped(*args, **kwargs)
 
 
 class MappedDataset(MapStyle[Any]):

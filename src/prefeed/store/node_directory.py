@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Self
@@ -159,45 +159,10 @@ def remove_from_killed(parent: Path, pattern: str, *, keep: Path) -> None:
 
 
 def remove_left(parent: Path, pattern: str, *, keep: Path) -> None:
-    """Remove this user's directories of that name that no server has touched for 30 days: of other boots, and of versions."""
+    """Remove this user's directories of that name that no server has touched for 30 days: those of other boots."""
     for path in parent.glob(pattern):
         if path != keep and is_private(path) and _age_seconds(path) > UNUSED_SECONDS:
             remove_tree(path, ignore_errors=True)
-
-
-def carry_over(old: Path, new: Path, names: Mapping[str, re.Pattern[str]]) -> None:
-    """Move what a server of an earlier version left in ``old`` to ``new``, when no such server can have it in use.
-
-    Those held ``old`` itself, with a lock that other nodes do not see: so only on a file system of this machine's own.
-    Elsewhere it is left alone, and removed when it was not written to for 30 days.
-
-    Args:
-        old: A directory that its user may have named, and in which other things may lie.
-        new: This server's own.
-        names: Directories that servers made, and what is in them: one in which anything else lies is somebody else's.
-    """
-    found = [old / name for name, entries in names.items() if _has_only(old / name, entries)]
-    if not found:
-        return
-    with contextlib.suppress(OSError):
-        held = locked_at_once(lambda: os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        try:
-            for path in found:
-                if is_on_own_disk(old) and not (new / path.name).exists():
-                    path.rename(new / path.name)
-                elif time.time() - _last_written(path) > UNUSED_SECONDS:
-                    remove_tree(path, ignore_errors=True)
-            old.rmdir()  # if that was all
-        finally:
-            os.close(held)
-
-
-def _has_only(directory: Path, entries: re.Pattern[str]) -> bool:
-    try:
-        found = os.listdir(directory)
-    except OSError:
-        return False
-    return bool(found) and not directory.is_symlink() and all(map(entries.fullmatch, found))
 
 
 def _take_over(parent: Path, path: Path, number: int) -> None:
@@ -245,12 +210,3 @@ def _age_seconds(path: Path) -> float:
         touched = os.stat(path).st_mtime
         touched = max(touched, os.stat(path / _LOCK).st_mtime)
     return time.time() - touched
-
-
-def _last_written(directory: Path) -> float:
-    """Return when a directory, or a file below it, was written to; now if that cannot be told."""
-    try:
-        below = [Path(parent, name) for parent, _, names in os.walk(directory) for name in names]
-        return max(path.stat().st_mtime for path in (directory, *below))
-    except OSError:
-        return time.time()

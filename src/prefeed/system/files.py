@@ -22,7 +22,6 @@ from prefeed.errors import CredentialsError
 from prefeed.system.machine import is_gone, process_mark
 from prefeed.types import Buffer
 
-_OTHERS: Final = 0o077
 _ABANDONED_SECONDS: Final = 24 * 3600
 
 _OURS: Final = re.compile(r"([0-9a-f]{12}-[0-9]*-[0-9]+)\.[0-9a-f]{8}")
@@ -146,33 +145,6 @@ def make_private(directory: Path) -> None:
     """The directory is there, and those above it; what had to be made is this user's alone."""
     for path in reversed([path for path in (directory, *directory.parents) if not path.exists()]):
         path.mkdir(mode=0o700, exist_ok=True)
-
-
-def close_to_others(directory: Path) -> None:
-    """Make a directory private: no other user can enter it or read its files, whatever mode it had; links are not followed.
-
-    What belongs to somebody else, or is not there, stays as it is. One that is closed already is not looked through.
-    """
-    if not _is_open(directory):
-        return
-    for below, directories, files in os.walk(directory):
-        for name in (*directories, *files):
-            _close(Path(below, name))
-    _close(directory)
-
-
-def _is_open(path: Path) -> bool:
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return False
-    return not stat.S_ISLNK(mode) and bool(mode & _OTHERS)
-
-
-def _close(path: Path) -> None:
-    if _is_open(path):
-        with contextlib.suppress(OSError):
-            os.chmod(path, stat.S_IMODE(os.lstat(path).st_mode) & ~_OTHERS)
 
 
 def open_in_private(path: Path) -> BufferedWriter:

@@ -18,7 +18,6 @@ import click
 import pytest
 
 from fake_backend import FakeBackend
-from prefeed import old_names
 from prefeed.cli import main
 from prefeed.cli.examples import EXAMPLES
 from prefeed.cli.main import COMMANDS, ENTRY_POINTS, FROM_BENCH, cli
@@ -261,15 +260,3 @@ def test_completion_names_commands_without_importing_them() -> None:
     shown = cli.shell_complete(click.Context(cli), "s")
 
     assert [item.value for item in shown] == ["sampleset", "server", "session", "stage", "stats", "sync"]
-
-
-# ---------------------------------------------------------------- old names
-
-
-@pytest.mark.parametrize(("old", "new"), old_names.COMMANDS.items())
-def test_an_old_command_shows_the_help_of_the_new_one_and_says_so(run, old: str, new: str) -> None:
-    shown, wanted = run(None, *old.split(), "--help"), run(None, *new.split(), "--help")
-
-    assert (shown.stdout, shown.exit_code) == (wanted.stdout, 0)
-    assert shown.stderr == f"prefeed: `prefeed {old}` is `prefeed {new}` now; the old name works in this release only\n"
-    assert wanted.stderr == ""

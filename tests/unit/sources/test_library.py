@@ -133,36 +133,6 @@ def test_one_line_says_that_a_listing_was_damaged(
     assert len(caplog.messages) == 2
 
 
-def test_a_home_of_an_earlier_version_is_listed_again_and_closed_to_others(
-    library: ManifestLibrary, source: CountingSource, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    """Its manifests had the umask's mode, and a layout that is not misread."""
-    directory = library.directory_of("s3://bucket/p")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.touch(mode=0o644)
-    for old in (directory, library.directory_of("s3://other")):
-        (old / "0123").mkdir(parents=True)
-        for name in ("keys", "paths", "offsets", "sizes", "versions"):
-            (old / "0123" / name).write_bytes(b"12345678")
-        (old / "0123" / "header.json").write_text('{"format":2,"url":"s3://bucket/p","num_objects":1}')
-        (old / "current").write_text("0123")
-        (old / "link").symlink_to(elsewhere)
-    home = tmp_path / "home" / "manifests"
-    for path in [home, *home.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    assert library.find("s3://bucket/p", math.inf) is None
-    manifest = library.open("s3://bucket/p", source_factory=lambda _: source)
-    assert [manifest.path(index) for index in range(2)] == ["a", "b"]
-    assert caplog.messages == []
-    found = [path for path in (home, *home.rglob("*")) if not path.is_symlink()]
-    assert {path: oct(path.stat().st_mode) for path in found if path.stat().st_mode & 0o077} == {}
-    assert elsewhere.stat().st_mode & 0o777 == 0o644
-    for path in (home, directory):
-        path.chmod(0o755)
-    library.remove_unused()  # what a server does when it starts
-    assert (home.stat().st_mode | directory.stat().st_mode) & 0o077 == 0
-
-
 @pytest.mark.usefixtures("sandbox")
 def test_a_listing_is_as_old_as_its_names(tmp_path: Path) -> None:
     """Sizes are asked later; who asked for a listing in between gets one with what was there then."""

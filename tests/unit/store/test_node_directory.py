@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from prefeed.store import node_directory
 from prefeed.store.node_directory import (
     NODES,
     NodeDirectory,
-    carry_over,
     name_of,
     remove_left,
     remove_unused,
@@ -185,42 +183,6 @@ def test_who_runs_elsewhere_is_seen_by_what_it_touches(tmp_path: Path, boot: Boo
     assert len(servers_elsewhere(tmp_path)) == 1
     leave(one)
     assert servers_elsewhere(tmp_path) == []
-
-
-STORE = re.compile(r"data\.mdb")
-
-
-def test_a_tier_of_an_earlier_version_is_carried_over_when_no_process_can_have_it(
-    tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = tmp_path / "disk", tmp_path / "new"
-    for directory in (old / "objects", old / "others", new):
-        directory.mkdir(parents=True)
-    (old / "objects" / "data.mdb").touch()
-    monkeypatch.setattr(node_directory, "is_on_own_disk", lambda _: False)
-    carry_over(old, new, {"objects": STORE})
-    assert list(new.iterdir()) == []  # another node may have it
-    monkeypatch.setattr(node_directory, "is_on_own_disk", lambda _: True)
-    held = os.open(old, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    carry_over(old, new, {"objects": STORE})
-    assert list(new.iterdir()) == []  # a server of that version has it
-    os.close(held)
-    carry_over(old, new, {"objects": STORE})
-    assert ([path.name for path in new.iterdir()], [path.name for path in old.iterdir()]) == (["objects"], ["others"])
-
-
-def test_a_tier_of_an_earlier_version_that_was_not_written_is_removed(
-    tmp_path: Path, boot: Boot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_directory, "is_on_own_disk", lambda _: False)
-    for name, days in {"objects": 31, "sessions": 29}.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "data.mdb").touch()
-        for path in (tmp_path / name / "data.mdb", tmp_path / name):
-            os.utime(path, (0, time.time() - days * 24 * 3600))
-    carry_over(tmp_path, tmp_path / "new", {"objects": STORE, "sessions": STORE})
-    assert [path.name for path in tmp_path.iterdir()] == ["sessions"]
 
 
 def test_what_other_boots_have_left_is_removed_after_thirty_days(tmp_path: Path) -> None:
