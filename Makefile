@@ -103,13 +103,13 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-demo: $(PROJECTS) | $(VENV)/bin/python
 	@echo "installing prefeed, its benchmarks and its demo into $(VENV): a few minutes and 6 GB, once"
-	$(PIP) '.[top]' --editable ./bench
+	$(PIP) . --editable ./bench
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@
 
 $(VENV)/.installed-dev: $(PROJECTS) | $(VENV)/bin/python
 	@echo "installing prefeed, its benchmarks and the tools for their development into $(VENV): a few minutes and 6 GB, once"
-	$(PIP) '.[pack,top,dev,integrations]' --editable ./bench
+	$(PIP) '.[pack,dev,integrations]' --editable ./bench
 	@$(MAKE) --no-print-directory check-torch
 	@touch $@ $(VENV)/.installed-demo
 

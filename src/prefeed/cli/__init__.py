@@ -1,8 +1,8 @@
 """The command line: one module per command or group of commands.
 
 A command asks the node server for a value through ``backend``. ``render``, or the end of the command's module, turns the value into
-text or JSON. Exit codes: ``failure``. Other
-distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo`` belong to prefeed-bench.
+text or JSON. Exit codes: ``failure``. Other distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo``
+belong to prefeed-bench.
 
 ``main``           the ``prefeed`` command: start reading here
 ``commands``       what all commands have: examples, ``-v``, suggestions
@@ -20,6 +20,7 @@ distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo
 ``program_facts``  the numbers and words of the last line (pure)
 ``server``         ``prefeed server``
 ``stats``          ``prefeed stats``
+``watch``          the screen of ``prefeed stats --watch``
 ``warm``           ``prefeed warm``, ``prefeed clear``
 ``session``        ``prefeed session``
 ``cache_admin``    MindSpore's ``cache_admin``
@@ -37,7 +38,4 @@ distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo
 ``operator``       ``prefeed operator``
 ``settings``       ``prefeed config``
 ``logs``           ``prefeed logs``
-``top``            ``prefeed top``, and its requests to the server
-``top_view``       the numbers of one frame, and its text (pure)
-``top_app``        the screen
 """

@@ -42,7 +42,6 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "stage list": ("prefeed stage list",),
     "stats": ("prefeed stats", "prefeed stats --json", "prefeed stats --watch"),
     "sync": ("prefeed sync s3://photos /data/photos --dry-run", "prefeed sync /data s3://backup --exclude '*.tmp'"),
-    "top": ("prefeed top", "prefeed top --once"),
     "tune": ("prefeed tune train.py:make_loader", "prefeed tune --budget 120 package.train:make_loader"),
     "umount": ("prefeed umount /mnt/photos",),
     "warm": (
