@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from prefeed.config import Config
-from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError, SessionNotFoundError
+from prefeed.errors import ServerAlreadyRunningError, ServerUnavailableError
 from prefeed.types import (
     CacheInfo,
     ClearResult,
@@ -86,7 +86,7 @@ class FakeClient:
         return replace(STATUS, notices=self.backend.notices)
 
     def statistics(self) -> Statistics:
-        return STATISTICS
+        return self.backend.counts
 
     def plans(self) -> tuple[PlanInfo, ...]:
         return PLANS
@@ -113,18 +113,8 @@ class FakeClient:
         self.backend.calls.append(("clear", url))
         return ClearResult(entries=1234, bytes=5 * 1024**2)
 
-    def new_session(self) -> int:
-        self.backend.calls.append(("new_session",))
-        return 1493732251
-
     def list_sessions(self) -> tuple[SessionInfo, ...]:
         return self.backend.sessions
-
-    def drop_sessions(self, ids: Sequence[int]) -> None:
-        unknown = sorted(set(ids) - {one.session for one in self.backend.sessions})
-        if unknown:
-            raise SessionNotFoundError(f"session {unknown[0]} not found")
-        self.backend.calls.append(("drop", *ids))
 
     def stop(self) -> None:
         self.backend.calls.append(("stop",))
@@ -146,6 +136,7 @@ class FakeBackend:
     error: Exception | None = None
     foreground_exit_code: int = 0
     notices: tuple[str, ...] = ()
+    counts: Statistics = STATISTICS
     sessions: tuple[SessionInfo, ...] = SESSIONS
     silent: SilentServer | None = None
     calls: list[tuple[object, ...]] = field(default_factory=list)

@@ -600,7 +600,7 @@ def test_statistics_need_no_server(files: Files, session: int) -> None:
 
 
 def test_an_unknown_session_is_refused(files: Files) -> None:
-    with pytest.raises(SessionNotFoundError, match="prefeed session new"):
+    with pytest.raises(SessionNotFoundError, match="cache_admin -g"):
         prefeed.CachedDataset(files, prefeed.DatasetCache(4242))
 
 

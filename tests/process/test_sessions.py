@@ -75,7 +75,7 @@ def test_a_stopped_server_takes_memory_along_and_leaves_the_disk(sandbox: Sandbo
         assert (found.description, found.spilling) == ("resize", True)
         again = open_cache(connection, on_disk, 2, description="resize", spilling=True)
         assert (again.disk_dir, again.instance) == (opened.disk_dir, opened.instance)
-        with pytest.raises(SessionNotFoundError, match="prefeed session new"):
+        with pytest.raises(SessionNotFoundError, match="cache_admin -g"):
             open_cache(connection, in_memory, 1, description="decode")
 
 

@@ -22,7 +22,6 @@ belong to prefeed-bench.
 ``stats``          ``prefeed stats``
 ``watch``          the screen of ``prefeed stats --watch``
 ``warm``           ``prefeed warm``, ``prefeed clear``
-``session``        ``prefeed session``
 ``cache_admin``    MindSpore's ``cache_admin``
 ``doctor``         ``prefeed doctor``
 ``doctor_page``    its verdict as a page (pure)
@@ -31,7 +30,6 @@ belong to prefeed-bench.
 ``pack``           ``prefeed pack``
 ``stage``          ``prefeed stage``
 ``sync``           ``prefeed sync``
-``delete``         ``prefeed delete``
 ``job``            ``prefeed job``
 ``sampleset``      ``prefeed sampleset``
 ``kubernetes``     ``prefeed kubernetes``

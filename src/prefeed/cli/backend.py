@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -44,11 +44,7 @@ class Client(Protocol):
 
     def clear(self, url: str | None) -> ClearResult: ...
 
-    def new_session(self) -> int: ...
-
     def list_sessions(self) -> tuple[SessionInfo, ...]: ...
-
-    def drop_sessions(self, ids: Sequence[int]) -> None: ...
 
     def stop(self) -> None: ...
 

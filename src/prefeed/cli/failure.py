@@ -22,7 +22,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
     0: "success",
     EXIT_FAILED: "the command failed, or a part of its work did",
     EXIT_USAGE: "wrong usage: nothing was done",
-    EXIT_NO_SERVER: "no node server runs, and the command starts none (`stats`, `server status`, `top --once`, `session delete`)",
+    EXIT_NO_SERVER: "no node server runs, and the command starts none (`stats`, `server status`)",
     EXIT_INTERRUPTED: "interrupted, as with Ctrl-C",
     EXIT_TERMINATED: "terminated by SIGTERM, or by `prefeed job stop`",
 }

@@ -17,16 +17,15 @@ import yaml
 
 from prefeed.cli import render
 from prefeed.cli.commands import Commands
-from prefeed.cli.delete import doomed_lines
 from prefeed.cli.failure import EXIT_FAILED, EXIT_TERMINATED
 from prefeed.cli.options import config_of, home_option, json_option
-from prefeed.cli.render import JsonObject, Row, format_bytes, format_duration
+from prefeed.cli.render import JsonObject, Row, format_bytes, format_count, format_duration
 from prefeed.cli.text import printable
 from prefeed.config import Config
 from prefeed.errors import SpecError
 from prefeed.jobs.options import SyncEvents
 from prefeed.jobs.records import FAILED, JobRecord, all_jobs, find_job
-from prefeed.jobs.rmr import relative_paths, survey
+from prefeed.jobs.rmr import Doomed, relative_paths, survey
 from prefeed.jobs.running import (
     JobEvents,
     TerminatedError,
@@ -47,7 +46,7 @@ def command() -> None:
     """Run jobs of YAML files, and show and stop them.
 
     A document of kind SampleJob, as the Paddle operator has them, names one of the types sync, warmup, rmr and clear. To do the same at once, use
-    `prefeed sync`, `warm`, `delete` and `clear`.
+    `prefeed sync`, `warm` and `clear`. A job of type rmr deletes data at its origin, after asking.
     """
 
 
@@ -159,13 +158,13 @@ def _read(file: Path, config: Config) -> list[Job]:
 
 
 def _ask(job: Job) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"nothing was done: {job.name} removes data at its origin; use --yes without a terminal")
     (place,) = job.places
     named = relative_paths(place.url, job.paths)
     doomed = survey(place.url, named, place.settings, one_file_system=job.one_file_system)
     for line in doomed_lines(place.url, doomed):
         click.echo(line, err=True)
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"nothing was done: {job.name} removes data at its origin; use --yes without a terminal")
     click.confirm("Remove it?", abort=True, err=True)
 
 
@@ -183,6 +182,20 @@ def _events() -> JobEvents:
 
 
 # ---------------------------------------------------------------- what is printed
+
+
+def doomed_lines(root: str, doomed: Sequence[Doomed]) -> list[str]:
+    """Return a line per path that will be removed, a line per mount that stays, and the total."""
+    at = printable(root.rstrip("/"))
+    total = format_count(sum(one.num_files for one in doomed), "file")
+    return [
+        *(
+            f"{at}/{printable(one.path)}: {format_count(one.num_files, 'file')}, {format_bytes(one.bytes)}"
+            for one in doomed
+        ),
+        *(f"{at}/{printable(mount)} is a mount, and stays" for one in doomed for mount in one.mounts),
+        f"{total}, {format_bytes(sum(one.bytes for one in doomed))} will be removed at the origin permanently",
+    ]
 
 
 def record_object(record: JobRecord) -> JsonObject:

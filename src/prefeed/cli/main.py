@@ -32,7 +32,6 @@ class Entry(NamedTuple):
 COMMANDS: Final = {
     "clear": Entry("prefeed.cli.warm:clear", CACHE, "Free the cached objects of a URL, or all objects."),
     "config": Entry("prefeed.cli.settings", LOOK, "Show the settings in force, and where each comes from."),
-    "delete": Entry("prefeed.cli.delete", DATA, "Delete data AT ITS ORIGIN, after asking."),
     "doctor": Entry("prefeed.cli.doctor", TRAIN, "Show whether a training program waits for data, and what helps."),
     "job": Entry("prefeed.cli.job", DATA, "Run jobs of YAML files, and show and stop them."),
     "kubernetes": Entry("prefeed.cli.kubernetes", SERVE, "Give pods a cache, and check documents, without a cluster."),
@@ -47,9 +46,8 @@ COMMANDS: Final = {
     ),
     "sampleset": Entry("prefeed.cli.sampleset", DATA, "Give data sets names and caches, and show their state."),
     "server": Entry("prefeed.cli.server", SERVE, "Start, stop and inspect the node server."),
-    "session": Entry("prefeed.cli.session", CACHE, "Make, list and delete sessions of stage caches."),
     "stage": Entry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
-    "stats": Entry("prefeed.cli.stats", LOOK, "Show hits, misses, tiers and plans, once or live (--watch)."),
+    "stats": Entry("prefeed.cli.stats", LOOK, "Show hits, misses and the contents of the cache."),
     "sync": Entry("prefeed.cli.sync", DATA, "Copy objects from one place to another, and verify them."),
     "tune": Entry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader, by trials."),
     "umount": Entry("prefeed.cli.mount:umount", SERVE, "End a mount of `prefeed mount`."),

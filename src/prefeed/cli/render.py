@@ -221,8 +221,8 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
     return rows
 
 
-def sessions_object(sessions: Sequence[SessionInfo]) -> JsonObject:
-    return {"sessions": [_session_object(session) for session in sessions]}
+def sessions_object(sessions: Sequence[SessionInfo]) -> list[JsonObject]:
+    return [_session_object(session) for session in sessions]
 
 
 def _session_object(session: SessionInfo) -> JsonObject:
@@ -239,9 +239,7 @@ _SESSION_COLUMNS: Final = (
 
 
 def session_lines(sessions: Sequence[SessionInfo]) -> list[str]:
-    """Return a table, one line a cache; a session without any has a line too."""
-    if not sessions:
-        return ["no sessions"]
+    """Return a table, one line per cache; a session without a cache has a line too."""
     rows = [row for session in sessions for row in _session_rows(session)]
     widths = [max(map(len, column)) for column in zip(_SESSION_COLUMNS, *rows, strict=True)]
     aligned = (

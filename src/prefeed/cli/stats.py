@@ -50,10 +50,13 @@ def command(ctx: click.Context, watch: bool, home: str | None, as_json: bool) ->
     missing_server_exits(ctx)
     with backend_of(ctx).connect(config, autostart=False) as client:
         value = client.statistics()
+        sessions = client.list_sessions() if value.sessions.caches else ()
     if as_json:
-        render.print_json(render.statistics_object(value))
-    else:
-        render.print_rows(*render.statistics_rows(value))
+        render.print_json(render.statistics_object(value) | {"stage_caches": render.sessions_object(sessions)})
+        return
+    render.print_rows(*render.statistics_rows(value))
+    if sessions:
+        render.print_lines(render.session_lines(sessions))
 
 
 def watch_server(source: ServerSource, *, as_json: bool, wait: Callable[[float], object] = time.sleep) -> None:

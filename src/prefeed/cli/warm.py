@@ -86,7 +86,7 @@ def clear(
     """Free the cached objects of a URL, or all objects.
 
     With a PATH, only the objects there, below URL. URL may be the name of a sample set, sampleset://NAME. The data at the origin is never
-    touched: `prefeed delete` removes it. Stage caches stay too: `prefeed session delete` removes those.
+    touched. Stage caches stay too: `cache_admin -d` removes those.
     Objects in a pool stay as well: other nodes use them, and they are never out of date.
     """
     if (url is None) != everything:

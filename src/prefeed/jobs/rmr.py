@@ -51,23 +51,18 @@ class RmrResult:
     failures: list[str] = field(default_factory=list)
 
 
-def relative_paths(root: str, paths: Sequence[str], *, everything: bool = False) -> list[str]:
+def relative_paths(root: str, paths: Sequence[str]) -> list[str]:
     """Return paths below a root as relative ones, each once, without those below another.
 
     Args:
         root: Canonical URL.
         paths: Relative to the root, or absolute and below it.
-        everything: All below the root, and no path beside that.
 
     Raises:
         JobSpecError: A path is empty, has ``..`` in it, or is not below the root; or the root itself was named.
     """
-    if everything:
-        if paths:
-            raise JobSpecError("give either paths or --all, which is the whole root")
-        return [""]
     if not paths:
-        raise JobSpecError(f"name at least one path below {root}; all of it is removed with --all")
+        raise JobSpecError(f"name at least one path below {root}")
     found = sorted({_relative(root, path) for path in paths})
     kept: list[str] = []
     for path in found:
@@ -78,12 +73,12 @@ def relative_paths(root: str, paths: Sequence[str], *, everything: bool = False)
 
 def _relative(root: str, path: str) -> str:
     if not path.strip("/ "):
-        raise JobSpecError(f"{path!r} names no path below {root}; all of it is removed with --all")
+        raise JobSpecError(f"{path!r} names no path below {root}")
     own = root.rstrip("/") + "/"
     relative = path[len(own) :] if path.startswith(own) else path
     relative = relative.rstrip("/")
     if not relative or path.rstrip("/") == root.rstrip("/"):
-        raise JobSpecError(f"{path!r} is the root itself; all of it is removed with --all")
+        raise JobSpecError(f"{path!r} is the root itself, which stays; name paths below it")
     reason = why_unsafe(relative)
     if reason is not None:
         raise JobSpecError(f"{path!r} {reason}; give a path below {root}, without ..")

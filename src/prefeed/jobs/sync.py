@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -389,7 +388,7 @@ class _Sync:
     def _about_lost(self, path: str, first: str, was: str) -> CopyFailure:
         where = _join(self._origin.url, path)
         how = f"{was} was mounted there at the last sync, and is not now" if was else "the mount there is empty"
-        copy = f"prefeed delete {shlex.quote(self._place.url)} {shlex.quote(path) if path else '--all'}"
+        copy = self._place.source().locate(path) if path else self._place.url
         remembered = f", or {self._record.file}, which remembers the mount" if was else ""
         return _about_mount(
             path,

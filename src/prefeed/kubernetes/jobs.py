@@ -11,7 +11,7 @@ from prefeed.sampleset.spec import API_VERSION
 
 REFUSED: Final = {
     CLEAR: "the cache of a pod ends with the pod, and there is nothing to clear",
-    RMR: "an rmr removes data at its origin: run `prefeed delete` where somebody can be asked",
+    RMR: "an rmr removes data at its origin: run it with `prefeed job apply` on a node, which asks first",
     SYNC: "run `prefeed sync` where the keys of both places are; the bucket of a set's secret is filled by the sidecar",
 }
 

@@ -380,7 +380,7 @@ class Sessions:
     def _require_session(self, session: int) -> dict[int, _Cache]:
         if session not in self._sessions:
             raise SessionNotFoundError(
-                f"session {session} not found: make one with `prefeed session new` (or `cache_admin -g`); "
+                f"session {session} not found: make one with `cache_admin -g`; "
                 "sessions without a part on disk end with their server",
                 session=session,
             )

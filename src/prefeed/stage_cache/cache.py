@@ -65,7 +65,7 @@ class DatasetCache:
     and whatever comes after it.
 
     Args:
-        session_id: From ``prefeed session new`` or ``cache_admin -g``.
+        session_id: From ``cache_admin -g``.
         size: Most that its entries may take in memory, in MB (2**20 bytes); 0: what the node can spare. More than the node server
             has is said, once, and what it has is taken.
         spilling: Values that do not fit into memory go to the node's disk tier.

@@ -15,6 +15,7 @@ from fake_backend import STATISTICS, STATUS, WARM, FakeBackend
 from prefeed.cli import options, warm
 from prefeed.config import SETTINGS, resolve
 from prefeed.errors import AccessDeniedError
+from prefeed.types import SessionCounts
 from prefeed.wire.endpoint import make_runtime_dir
 
 COMMANDS = [
@@ -25,11 +26,8 @@ COMMANDS = [
     (["stats"], True),
     (["warm", "s3://bucket/train"], True),
     (["clear", "--all"], True),
-    (["session", "new"], True),
-    (["session", "list"], True),
-    (["session", "delete", "1493732251"], True),
 ]
-NEED_A_SERVER = [["server", "status"], ["stats"], ["session", "delete", "1"]]
+NEED_A_SERVER = [["server", "status"], ["stats"]]
 JSON_IDS = [" ".join(arguments) for arguments, _ in COMMANDS]
 
 
@@ -92,9 +90,6 @@ def test_no_server_and_no_autostart_ends_with_1(run, monkeypatch: pytest.MonkeyP
         ["nonsense"],
         ["server", "nonsense"],
         ["stats", "--nonsense"],
-        ["session", "delete"],
-        ["session", "delete", "-1"],
-        ["session", "delete", str(2**32)],
     ],
     ids=" ".join,
 )
@@ -192,7 +187,8 @@ def test_home_option_selects_the_server(run, tmp_path: Path) -> None:
 def test_stats_json_has_every_field_and_the_ratio(run) -> None:
     printed = json.loads(run(FakeBackend(), "stats", "--json").stdout)
 
-    assert printed == {**json.loads(json.dumps(asdict(STATISTICS))), "reads": 1000, "hit_ratio": 0.9}
+    counts = json.loads(json.dumps(asdict(STATISTICS)))
+    assert printed == {**counts, "reads": 1000, "hit_ratio": 0.9, "stage_caches": []}
 
 
 # ---------------------------------------------------------------- warm and clear
@@ -277,46 +273,27 @@ def test_clear_all_and_clear_one(run) -> None:
     assert [call for call in backend.calls if call[0] == "clear"] == [("clear", None), ("clear", "gs://b/x")]
 
 
-# ------------------------------------------------------------ session
+# ------------------------------------------------------------ stage caches
 
 
-def test_a_new_session_is_its_id_alone_and_starts_a_server(run) -> None:
-    backend = FakeBackend(running=False)
-    assert run(backend, "session", "new").stdout == "1493732251\n"
-    assert backend.running
+def with_caches() -> FakeBackend:
+    return FakeBackend(counts=replace(STATISTICS, sessions=SessionCounts(sessions=2, caches=1)))
 
 
-def test_sessions_are_listed_with_what_their_caches_hold(run) -> None:
-    lines = run(FakeBackend(), "session", "list").stdout.splitlines()
-    assert len(lines) == 3
-    assert lines[0].split()[:2] == ["session", "cache"]
-    assert lines[1].split() == ["0", "-", "-", "-", "-", "-", "0"]
+def test_statistics_list_the_stage_caches(run) -> None:
+    *_, head, empty, filled = run(with_caches(), "stats").stdout.splitlines()
+    assert head.split()[:2] == ["session", "cache"]
+    assert empty.split() == ["0", "-", "-", "-", "-", "-", "0"]
     for text in ("1493732251", "3618046178", "1,000", "500", "600.0 KiB", "90.0 %", "Compose(Resize, ToTensor)"):
-        assert text in lines[2]
+        assert text in filled
 
 
-def test_the_json_of_sessions_has_ratios_too(run) -> None:
-    found = json.loads(run(FakeBackend(), "session", "list", "--json").stdout)["sessions"]
+def test_the_json_of_statistics_has_the_stage_caches(run) -> None:
+    found = json.loads(run(with_caches(), "stats", "--json").stdout)["stage_caches"]
     assert [one["session"] for one in found] == [0, 1493732251]
     assert found[1]["caches"][0]["hit_ratio"] == 0.9
     assert found[1]["caches"][0]["average_bytes"] == 600 * 1024
-
-
-def test_without_sessions_the_list_says_so(run) -> None:
-    assert run(FakeBackend(sessions=()), "session", "list").stdout == "no sessions\n"
-
-
-def test_several_sessions_are_dropped_at_once(run) -> None:
-    backend = FakeBackend()
-    result = run(backend, "session", "delete", "0", "1493732251")
-    assert result.stdout == "session 0 deleted\nsession 1493732251 deleted\n"
-    assert ("drop", 0, 1493732251) in backend.calls
-
-
-def test_dropping_an_unknown_session_ends_with_1(run) -> None:
-    result = run(FakeBackend(), "session", "delete", "7")
-    assert result.exit_code == 1
-    assert result.stderr == "prefeed: session 7 not found\n"
+    assert json.loads(run(FakeBackend(), "stats", "--json").stdout)["stage_caches"] == []
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -326,24 +303,6 @@ def test_stopping_what_does_not_run_is_told_so_and_is_no_error(run) -> None:
     assert (result.exit_code, as_json.exit_code, result.stderr) == (0, 0, "")
     assert result.stdout == f"no server runs for {os.environ['PREFEED_HOME']}: there is nothing to stop\n"
     assert json.loads(as_json.stdout) == {"pid": None, "stopped": False, "killed": False}
-
-
-@pytest.mark.parametrize(("kind", "key"), [("job", "jobs"), ("session", "sessions")])
-@pytest.mark.usefixtures("sandbox")
-def test_lists_agree_where_there_is_nothing(run, kind: str, key: str) -> None:
-    """And no server is started for that."""
-    backend = FakeBackend(running=False)
-    shown, as_json = run(backend, kind, "list"), run(backend, kind, "list", "--json")
-
-    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, f"no {key}\n", "")
-    assert json.loads(as_json.stdout) == {key: []}
-    assert not backend.running
-
-
-def test_without_a_server_sessions_on_disk_are_not_denied(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFEED_DISK", "1GiB")
-
-    assert "sessions on disk are shown once one does" in run(FakeBackend(running=False), "session", "list").stderr
 
 
 # ---------------------------------------------------------------- config and logs

@@ -93,21 +93,6 @@ def test_a_dry_run_says_what_it_would_do(run: Run, source: Path, tmp_path: Path)
     assert "30 objects, 29.3 KiB would be copied" in result.stdout
 
 
-def test_rmr_wants_a_yes_where_there_is_no_terminal(run: Run, source: Path) -> None:
-    asked = run(None, "delete", str(source), "c0")
-    assert (asked.exit_code, len(tree(source))) == (2, 30)
-    assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
-    asked = run(None, "delete", str(source), "c0", "--json")
-    assert (asked.exit_code, len(tree(source))) == (2, 30)
-    assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
-    dry = run(None, "delete", str(source), "c0", "--dry-run")
-    assert "10 files, 9.8 KiB would be removed at the origin permanently" in dry.stdout
-
-    done = run(None, "delete", str(source), "c0", "--yes")
-    assert (done.exit_code, done.stdout) == (0, "10 files, 9.8 KiB removed\n")
-    assert len(tree(source)) == 20
-
-
 def test_warm_up_fills_in_order_and_clear_frees_part_of_it(run: Run, source: Path, tmp_path: Path) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text("c2/2.jpg\n./c0/0.jpg\n\nc2/2.jpg\n")
@@ -129,9 +114,10 @@ def test_warm_up_fills_in_order_and_clear_frees_part_of_it(run: Run, source: Pat
     assert tree(source) == FILES
 
 
-def test_removed_data_is_not_served_any_more(run: Run, source: Path) -> None:
+def test_removed_data_is_not_served_any_more(run: Run, source: Path, tmp_path: Path) -> None:
     run(None, "warm", str(source))
-    run(None, "delete", str(source), "c0", "--yes")
+    file = job_file(tmp_path, f"  type: rmr\n  rmrOptions: {{paths: [c0], url: '{source}'}}\n")
+    assert run(None, "job", "apply", "-f", file, "--yes").exit_code == 0
 
     warmed = json.loads(run(None, "warm", str(source), "--json").stdout)
 
@@ -174,8 +160,9 @@ def test_a_failed_job_runs_again(run: Run, source: Path, tmp_path: Path) -> None
 def test_jobs_that_remove_want_a_yes(run: Run, source: Path, tmp_path: Path) -> None:
     file = job_file(tmp_path, f"  type: rmr\n  rmrOptions: {{paths: [c0], url: '{source}'}}\n")
 
-    assert run(None, "job", "apply", "-f", file).exit_code == 2
-    assert tree(source) == FILES
+    asked = run(None, "job", "apply", "-f", file)
+    assert (asked.exit_code, tree(source)) == (2, FILES)
+    assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
     assert run(None, "job", "apply", "-f", file, "--yes").exit_code == 0
     assert len(tree(source)) == 20
 

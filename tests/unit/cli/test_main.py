@@ -49,7 +49,7 @@ def test_command_loads_and_documents_itself(name: str) -> None:
     assert line.endswith(".")
 
 
-@pytest.mark.parametrize("name", ["clear", "config", "job", "logs", "server", "session", "stage", "stats", "warm"])
+@pytest.mark.parametrize("name", ["clear", "config", "job", "logs", "server", "stage", "stats", "warm"])
 def test_first_line_of_help_is_the_line_in_the_list(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
 
@@ -259,4 +259,4 @@ def test_v_stands_before_or_behind_the_command(run, arguments: list[str]) -> Non
 def test_completion_names_commands_without_importing_them() -> None:
     shown = cli.shell_complete(click.Context(cli), "s")
 
-    assert [item.value for item in shown] == ["sampleset", "server", "session", "stage", "stats", "sync"]
+    assert [item.value for item in shown] == ["sampleset", "server", "stage", "stats", "sync"]

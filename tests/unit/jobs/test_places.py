@@ -37,7 +37,7 @@ def test_other_places_are_taken(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["", " "])
 def test_an_empty_place_is_not_the_directory_one_is_in(url: str) -> None:
-    """``prefeed delete "$DATA" train`` with a variable that is not set."""
+    """``prefeed sync "$DATA" train`` with a variable that is not set."""
     with pytest.raises(JobSpecError, match="a place is empty"):
         root_of(url)
 
