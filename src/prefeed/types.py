@@ -184,7 +184,7 @@ class EpochWait:
     """Time that a training loop waited for one loader in one epoch.
 
     Attributes:
-        loader: Name of the loader in the log.
+        loader: Name of the loader: the class of its dataset and a number, such as ``ImageFolder-1``.
         rank: Rank of the process in distributed training; None without it.
         epoch: Number of the loader's complete pass, starting at 1.
         batches: Batches that the loop received.

@@ -95,7 +95,7 @@ def test_what_spawned_processes_import(tmp_path: Path) -> None:
     assert set(before) == WITH_TORCH
     assert {*samples[-1][1]} - OF_WORKER == set()
     assert "prefeed.torch.loader" in after
-    assert "1 not: loader (Numbered)" in ended.stderr
+    assert "1 not: Numbered-1" in ended.stderr
 
 
 class Quick(Hashed):

@@ -81,7 +81,7 @@ def test_hits_are_reads_that_opened_nothing(
             assert sum(map(len, train_loader)) == NUM_SAMPLES
             before, opens = opens, sum(slow.opens_by_file().get(f"{index}.bin", 0) for index in range(NUM_SAMPLES))
             number, name, ratio, reads = said()
-            assert (number, name, reads) == (str(epoch), f"train_loader ({kind.__name__})", str(NUM_SAMPLES))
+            assert (number, name, reads) == (str(epoch), f"{kind.__name__}-1", str(NUM_SAMPLES))
             if epoch > 1:
                 assert opens == before
                 assert float(ratio) == 1.0

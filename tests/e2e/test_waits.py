@@ -20,7 +20,7 @@ def test_epochs_of_a_planned_loader_are_the_servers(tmp_path: Path) -> None:
 
     epochs = prefeed.statistics().epochs[:2]
     assert [(e.loader, e.rank, e.epoch, e.batches) for e in epochs] == [
-        ("loader (Objects)", None, n, len(loader)) for n in (1, 2)
+        ("Objects-1", None, n, len(loader)) for n in (1, 2)
     ]
     assert all(0 < e.waited_seconds <= e.seconds for e in epochs)
     assert untold_epochs() == known  # told once
@@ -32,7 +32,7 @@ def test_epochs_without_a_plan_are_known_here(tmp_path: Path) -> None:
     for batch in loader:
         assert batch
     epoch = prefeed.statistics().epochs[-1]
-    assert (epoch.loader, epoch.epoch, epoch.batches) == ("loader (TensorDataset)", 1, 3)
+    assert (epoch.loader, epoch.epoch, epoch.batches) == ("TensorDataset-1", 1, 3)
 
 
 def test_an_epoch_that_was_broken_off_is_not_reported() -> None:

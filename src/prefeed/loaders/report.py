@@ -63,6 +63,7 @@ class LoaderReport:
         tally: Tally | None = None,
     ) -> None:
         self._name = name
+        self._shown = name if rank is None else f"{name} (rank {rank})"
         self._rank = rank
         self._counts = counts
         self._publish = publish
@@ -151,11 +152,11 @@ class LoaderReport:
         self._is_running = False
         epoch = self._so_far(self._epoch + 1, until=now)
         if self._is_trial:
-            self._say(f"sanity check of {self._name}", epoch, self._counts())
+            self._say(f"sanity check of {self._shown}", epoch, self._counts())
             return
         self._epoch += 1
         self._publish(epoch)
-        self._say(f"epoch {self._epoch} of {self._name}", epoch, self._counts())
+        self._say(f"epoch {self._epoch} of {self._shown}", epoch, self._counts())
 
     def _was_left(self) -> None:
         """The loop has left the epoch before its end: its reads belong to no other epoch."""
@@ -165,7 +166,7 @@ class LoaderReport:
             return
         of_all = "" if self._num_left is None else f" of {left.batches + self._num_left}"
         what = "sanity check" if self._is_trial else "unfinished epoch"
-        self._say(f"{what} of {self._name}, {left.batches}{of_all} batches", left, counts)
+        self._say(f"{what} of {self._shown}, {left.batches}{of_all} batches", left, counts)
 
     def _so_far(self, epoch: int, *, until: float) -> EpochWait:
         return EpochWait(
@@ -208,7 +209,7 @@ class LoaderReport:
         if counts is None or (counts.best_hit_ratio is None and counts.direct_reads == counts.reads):
             return  # no server was asked for any of them
         cycle, self._at_line = _since(counts, self._at_line), counts
-        _log.info("prefeed: %s last_cycle_metrics:([%s]) sum_metrics:([%s])", self._name, rates(cycle), rates(counts))
+        _log.info("prefeed: %s last_cycle_metrics:([%s]) sum_metrics:([%s])", self._shown, rates(cycle), rates(counts))
 
 
 def rates(counts: ReadCounts) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import sys
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -34,13 +33,12 @@ from prefeed.torch.attachments import Attachments
 from prefeed.torch.collating import collate_of, copies_samples
 from prefeed.torch.in_place import InPlace
 from prefeed.torch.items import LoaderView, samples_as_torchs, shown_as_torchs, works_in_threads
-from prefeed.torch.naming import note_made
 from prefeed.torch.resuming import Position, Rest
 from prefeed.torch.ring import Lease
 from prefeed.torch.samples import Staged, WorkerStart
 from prefeed.torch.serving import Served, ServedInThreads
 
-__all__ = ["DataLoader", "LoaderView", "begin_iterator", "leave", "let_go", "note_made"]
+__all__ = ["DataLoader", "LoaderView", "begin_iterator", "leave", "let_go"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -108,7 +106,6 @@ class DataLoader(TorchDataLoader[T_co], metaclass=_LoaderType):
         def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
             settings = settings_of(config)
             super().__init__(*args, **kwargs)
-            note_made(self, sys._getframe(1))
             if config is not None:
                 vars(self)["_prefeed_config"] = config  # goes with copies and pickles; unseen by a ``__setattr__``
             _attachments.put(self, Attachment(settings, explicit=True))

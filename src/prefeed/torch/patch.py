@@ -45,9 +45,6 @@ _OTHERS: Final = {"torchdata.nodes.loader": "Loader"}
 _SERVING: Final = "prefeed.torch.loader"
 """Takes 70 ms of processor time to import."""
 
-_CALLER: Final = 3
-"""Frames from a function that stands for a method up to who called the method."""
-
 
 class _Instead:
     """What stands for a method of torch's: ``act``, given ``prefeed.torch.loader`` as well; where that cannot be imported, the method."""
@@ -93,7 +90,6 @@ def _first(loader: Any) -> Any:
 
 def _make_loader(serving: Any, own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     own(loader, *args, **kwargs)
-    serving.note_made(loader, sys._getframe(_CALLER))
     torchs, cls = TorchDataLoader, type(loader)
     is_torchs = cls.__iter__ is torchs.__iter__ and cls._get_iterator is torchs._get_iterator
     if not is_torchs and not issubclass(cls, serving.DataLoader):

@@ -109,7 +109,7 @@ def test_end_of_an_epoch(loop: Loop) -> None:
     loop.epoch(steps=4, waits=0.25, works=0.75)
     (line,) = loop.lines()
     assert line == (
-        "prefeed: epoch 1 of Photos: 25.0 % of 4.0 s spent waiting for data; "
+        "prefeed: epoch 1 of Photos (rank 2): 25.0 % of 4.0 s spent waiting for data; "
         "hit ratio 0.600 of 10 reads, best possible without reading ahead 0.750"
     )
 
@@ -131,7 +131,7 @@ def test_start_of_workers_is_the_epochs_time_and_no_waiting_for_data(loop: Loop)
     loop.now += 3.0
     loop.step(waits=1.0)
     loop.report.epoch_ends()
-    assert loop.lines()[0].startswith("prefeed: epoch 1 of Photos: 25.0 % of 4.0 s ")
+    assert loop.lines()[0].startswith("prefeed: epoch 1 of Photos (rank 2): 25.0 % of 4.0 s ")
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -145,7 +145,7 @@ def test_a_look_has_no_line_and_leaves_nothing_to_the_next(loop: Loop, told: boo
     loop.report.epoch_ends()
     ratio = "1.000 of 3" if told else "0.300 of 10"  # a node that did not tell then says it all now
     assert loop.lines() == [
-        f"prefeed: epoch 1 of Photos: 0.0 % of 2.0 s spent waiting for data; hit ratio {ratio} reads"
+        f"prefeed: epoch 1 of Photos (rank 2): 0.0 % of 2.0 s spent waiting for data; hit ratio {ratio} reads"
     ]
 
 
@@ -161,12 +161,12 @@ def test_an_epoch_that_was_left_is_none_and_has_a_line_of_its_own(loop: Loop, le
     assert loop.epochs == []
     loop.epoch(steps=4, waits=0.25, works=0.75)
     line = (
-        f"prefeed: unfinished epoch of Photos, 3{of_all} batches: 60.0 % of 2.5 s spent waiting for data; "
+        f"prefeed: unfinished epoch of Photos (rank 2), 3{of_all} batches: 60.0 % of 2.5 s spent waiting for data; "
         "hit ratio 0.750 of 12 reads"
     )
     *left, whole = loop.lines()
     assert [one for one in left if "unfinished" in one] == [line, line]
-    assert whole.startswith("prefeed: epoch 1 of Photos: 25.0 % of 4.0 s")
+    assert whole.startswith("prefeed: epoch 1 of Photos (rank 2): 25.0 % of 4.0 s")
     assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, 4)]
 
 
@@ -182,9 +182,9 @@ def test_a_trial_is_no_epoch_however_far_it_comes(caplog: pytest.LogCaptureFixtu
     loop.epoch(steps=length, waits=0.0, works=1.0)
     trial, whole = loop.lines()
     assert trial.startswith(
-        f"prefeed: sanity check of Photos{'' if length == 2 else ', 2 of 7 batches'}: 100.0 % of 2.0 s"
+        f"prefeed: sanity check of Photos (rank 2){'' if length == 2 else ', 2 of 7 batches'}: 100.0 % of 2.0 s"
     )
-    assert whole.startswith("prefeed: epoch 1 of Photos: 0.0 %")
+    assert whole.startswith("prefeed: epoch 1 of Photos (rank 2): 0.0 %")
     assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, length)]
     assert [sum(numbers) for numbers in zip(*told, strict=True)][:2] == [1, 2 + length], (
         "epochs, batches of the last line"
@@ -203,8 +203,8 @@ def test_loop_that_asks_for_no_more_than_there_is(loop: Loop) -> None:
         assert not loop.report.has_last
         loop.report.epoch_ends()
     assert [line.partition(";")[0] for line in loop.lines()] == [
-        "prefeed: epoch 1 of Photos: 75.0 % of 4.0 s spent waiting for data",
-        "prefeed: epoch 2 of Photos: 75.0 % of 4.0 s spent waiting for data",
+        "prefeed: epoch 1 of Photos (rank 2): 75.0 % of 4.0 s spent waiting for data",
+        "prefeed: epoch 2 of Photos (rank 2): 75.0 % of 4.0 s spent waiting for data",
     ]
 
 
@@ -220,12 +220,12 @@ def test_rates_at_the_interval(loop: Loop) -> None:
     loop.step(waits=1.0)
     first, second = loop.lines()
     assert first == (
-        "prefeed: Photos "
+        "prefeed: Photos (rank 2) "
         "last_cycle_metrics:([request_count:4 hit_count:3 miss_count:1 hit_rate:75.00% miss_rate:25.00%]) "
         "sum_metrics:([request_count:4 hit_count:3 miss_count:1 hit_rate:75.00% miss_rate:25.00%])"
     )
     assert second == (
-        "prefeed: Photos "
+        "prefeed: Photos (rank 2) "
         "last_cycle_metrics:([request_count:8 hit_count:7 miss_count:1 hit_rate:87.50% miss_rate:12.50%]) "
         "sum_metrics:([request_count:12 hit_count:10 miss_count:2 hit_rate:83.33% miss_rate:16.67%])"
     )
@@ -243,7 +243,7 @@ def test_no_rates(caplog: pytest.LogCaptureFixture) -> None:
 def test_node_that_does_not_tell(loop: Loop) -> None:
     loop.counts = None
     loop.epoch(steps=2, waits=10.0, works=0.0)
-    assert loop.lines() == ["prefeed: epoch 1 of Photos: 100.0 % of 20.0 s spent waiting for data"]
+    assert loop.lines() == ["prefeed: epoch 1 of Photos (rank 2): 100.0 % of 20.0 s spent waiting for data"]
 
 
 def test_new_server_begins_at_zero(loop: Loop) -> None:
@@ -259,7 +259,7 @@ def test_new_server_begins_at_zero(loop: Loop) -> None:
 def test_nothing_read_and_no_time_passed(loop: Loop) -> None:
     loop.epoch(steps=0, waits=0.0, works=0.0)
     assert loop.lines() == [
-        "prefeed: epoch 1 of Photos: 0.0 % of 0.0 s spent waiting for data; no reads through the cache"
+        "prefeed: epoch 1 of Photos (rank 2): 0.0 % of 0.0 s spent waiting for data; no reads through the cache"
     ]
 
 
