@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -17,10 +17,10 @@ import numpy as np
 
 from prefeed.config import GIB, Config
 from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError, SourceError
+from prefeed.packing.formats import require_crc32c
 from prefeed.packing.journal import JOURNAL_NAME, Job, Journal
 from prefeed.packing.order import LAYOUTS, check_names, packing_order
-from prefeed.packing.place import Place, open_place
-from prefeed.packing.tfrecord import require_installed
+from prefeed.packing.place import Place
 from prefeed.packing.writing import (
     PackProgress,
     Work,
@@ -109,7 +109,7 @@ def pack(
         SourceError: The source cannot be listed or read.
     """
     started = time.monotonic()
-    place = open_place(request.out, config)
+    place = Place(request.out, config)
     job = _job(request, place)
     with _errors_of_the_place(place):
         manifest = ManifestLibrary(config.home).open(
@@ -117,26 +117,41 @@ def pack(
         )
         names = ((manifest.path_bytes(i), manifest.path(i), manifest.size(i) or 0) for i in range(len(manifest)))
         check_names(job.layout, names)
-        result = _finished(place, job, manifest)
-        if result is not None:
-            _tidy(place)
-        else:
-            work = Work(
-                job=job,
-                place=place,
-                manifest=manifest,
-                order=packing_order(manifest, job.layout, job.seed),
-                progress=progress or (lambda objects, total, size: None),
-            )
-            result = _run(work, request.source, config)
-    return replace(result, seconds=time.monotonic() - started)
+        header = _finished(place, job, manifest)
+        kept = len(manifest)
+        if header is None:
+            place.prepare()
+        if header is None or (place.work / JOURNAL_NAME).exists():  # killed between the index and its last step
+            with Journal.open(place.work) as journal:
+                header = header or _finished(place, job, manifest)  # by another process, until a moment ago
+                if header is None:
+                    order = packing_order(manifest, job.layout, job.seed)
+                    work = Work(job=job, place=place, manifest=manifest, order=order, progress=progress or _ignored)
+                    kept = _write_rest(work, journal, request.source, config)
+                    header = write_index(work, journal)
+                place.tidy()
+                journal.finish()
+    return PackResult(
+        url=canonical_url(pack_url(place.url)),
+        layout=header.layout,
+        objects=header.num_objects,
+        bytes=header.total_bytes,
+        data_files=len(header.data_files),
+        packed=header.num_objects - kept,
+        kept=kept,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _ignored(_done: int, _total: int, _bytes: int) -> None:
+    pass
 
 
 def _job(request: PackRequest, place: Place) -> Job:
     if request.layout not in LAYOUTS:
         raise CannotPackError(f"{request.layout!r} is not a format; choose one of {', '.join(LAYOUTS)}")
     if request.layout == "tfrecord":
-        require_installed()
+        require_crc32c()
     if request.layout == "lmdb" and request.shard_bytes:
         raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
     source = canonical_url(request.source)
@@ -146,8 +161,12 @@ def _job(request: PackRequest, place: Place) -> Job:
     return Job(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)
 
 
-def _finished(place: Place, job: Job, manifest: Manifest) -> PackResult | None:
-    """Return what a finished pack of the same objects is; None when there is no finished one."""
+def _finished(place: Place, job: Job, manifest: Manifest) -> PackHeader | None:
+    """Return the header of a finished pack of the same objects; None if there is no finished pack.
+
+    Raises:
+        PackOccupiedError: The finished pack is another one.
+    """
     index = place.index()
     if index is None:
         return None
@@ -158,15 +177,7 @@ def _finished(place: Place, job: Job, manifest: Manifest) -> PackResult | None:
         raise PackOccupiedError(
             f"{place.url} holds a finished pack {made}{changed}: pack into a new directory, or remove that one"
         )
-    return _result(place, header, kept=header.num_objects)
-
-
-def _tidy(place: Place) -> None:
-    """Remove what is left where a process was killed between the index and its last step."""
-    if (place.work / JOURNAL_NAME).exists():
-        with Journal.open(place.work) as journal:
-            place.tidy()
-            journal.finish()
+    return header
 
 
 @contextlib.contextmanager
@@ -185,53 +196,23 @@ def _errors_of_the_place(place: Place) -> Iterator[None]:
         raise PackError(f"{where}: {getattr(err, 'strerror', None) or err}; the files packed so far are kept") from err
 
 
-def _run(work: Work, source_url: str, config: Config) -> PackResult:
-    """Write what is missing, in a place that is held by its journal's lock."""
-    work.place.prepare()
-    with Journal.open(work.place.work) as journal:
-        found = _finished(work.place, work.job, work.manifest)  # by another process, until a moment ago
-        if found is not None:
-            work.place.tidy()
-            journal.finish()
-            return found
-        if not journal.parts and journal.job not in (None, work.job):
-            journal.begin(work.job)  # nothing was packed of another: it failed before it came to its first file
-        if journal.job not in (None, work.job):
-            raise PackOccupiedError(
-                f"{work.place.url} holds an unfinished pack of {journal.job.describe()}: run the same command again, or remove the pack"
-            )
-        kept = take_up(work, journal)
-        require_room(work, kept)
-        _write_rest(work, journal, kept, source_url, config)
-        header = write_index(work, journal)
-        work.place.tidy()
-        journal.finish()
-    return _result(work.place, header, kept=kept)
-
-
-def _write_rest(work: Work, journal: Journal, kept: int, source_url: str, config: Config) -> None:
+def _write_rest(work: Work, journal: Journal, source_url: str, config: Config) -> int:
+    """Write the missing objects; return the number of those that were packed before."""
+    if journal.job != work.job and not journal.parts:
+        journal.begin(work.job)  # of another job nothing was packed
+    if journal.job not in (None, work.job):
+        raise PackOccupiedError(
+            f"{work.place.url} holds an unfinished pack of {journal.job.describe()}: run the same command again, or remove the pack"
+        )
+    kept = take_up(work, journal)
+    require_room(work, kept)
     write = write_environment if work.job.layout == "lmdb" else write_shards
     source = open_source(source_url, config)
     ids = work.order.ids[kept:].tolist()
     stream = read_ahead(source, work.manifest, ids, deadline_seconds=config.limits.retry_seconds)
-    try:
+    with contextlib.closing(source), contextlib.closing(stream):
         write(work, journal, stream, kept)
-    finally:
-        stream.close()
-        source.close()
-
-
-def _result(place: Place, header: PackHeader, *, kept: int) -> PackResult:
-    return PackResult(
-        url=canonical_url(pack_url(place.url)),
-        layout=header.layout,
-        objects=header.num_objects,
-        bytes=header.total_bytes,
-        data_files=len(header.data_files),
-        packed=header.num_objects - kept,
-        kept=kept,
-        seconds=0.0,
-    )
+    return kept
 
 
 _THREADS: Final = 16
@@ -254,7 +235,7 @@ def verify(url: str, config: Config, *, progress: PackProgress | None = None) ->
     source = open_source(url, config)
     assert isinstance(source, PackedSource)
     try:
-        return tuple(_wrong(source, progress or (lambda objects, total, size: None)))
+        return tuple(_wrong(source, progress or _ignored))
     finally:
         source.close()
 

@@ -1,45 +1,39 @@
-"""LMDB: one environment whose keys are paths; its values lie in one piece in ``data.mdb``, where ranges read them."""
+"""LMDB environments whose keys are paths. Each value is one range of ``data.mdb``, which readers of the pack read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import lmdb
 import numpy as np
-from numpy.typing import NDArray
 
 from prefeed.errors import CannotPackError
-from prefeed.packing.records import Record
+from prefeed.packing.formats import Record
 from prefeed.sources.listing import ENCODING
 from prefeed.types import Buffer
 
 DATA_FILE: Final = "data.mdb"
 LOCK_FILE: Final = "lock.mdb"
-_PAGE: Final = 4096
-_NODE_BYTES: Final = 24
-_KEY_BYTES: Final = 256
-"""Most bytes that a key of usual length takes with its node, in pages two thirds full."""
 _DATABASE_BYTES: Final = 48
 """Size of the value that stands for a named database."""
 _MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ")
 
 
 class EnvironmentWriter:
-    """Writes values, a batch in one transaction: killed at any instant, whole batches are there.
+    """Writes values, a batch per transaction: after a kill at any instant, whole batches are there.
 
-    **Ownership.** Its maker closes it; the environment is not changed afterwards.
+    **Ownership.** The creator closes it; a context manager.
     """
 
     def __init__(self, directory: Path, map_bytes: int) -> None:
-        """Open the environment, or make it.
+        """Open or create the environment.
 
         Args:
-            directory: Where ``data.mdb`` lies.
-            map_bytes: About how large it becomes; it grows beyond that when it has to.
+            directory: Directory of ``data.mdb``.
+            map_bytes: Expected size, in bytes; the map grows if that is too small.
         """
         self._map_bytes = map_bytes
         self._environment = lmdb.open(str(directory), map_size=map_bytes, readahead=False)
@@ -57,36 +51,22 @@ class EnvironmentWriter:
                 self._environment.set_mapsize(self._map_bytes)
 
     def keep_only(self, keys: Iterable[bytes], num_keys: int) -> None:
-        """Remove the values of all other keys: what a process had written, and was killed before it noted it."""
+        """Delete all other keys, which a process had written and not recorded when it was killed."""
         with self._environment.begin(write=True) as transaction:
-            if transaction.stat()["entries"] == num_keys:
-                return
-            wanted = set(keys)
-            others = [key for key in transaction.cursor().iternext(values=False) if key not in wanted]
-            for key in others:
-                transaction.delete(key)
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._environment.close()
+            if transaction.stat()["entries"] != num_keys:
+                wanted = set(keys)
+                for key in [key for key in transaction.cursor().iternext(values=False) if key not in wanted]:
+                    transaction.delete(key)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def room_bytes(sizes: NDArray[np.uint64]) -> int:
-    """Return about how many bytes objects of these sizes take: in whole pages when they are large."""
-    pages = np.where(sizes > _PAGE // 4, -(-(sizes + _NODE_BYTES) // _PAGE) * _PAGE, sizes)
-    return int(pages.sum()) + len(sizes) * _KEY_BYTES
+    def __exit__(self, *_: object) -> None:
+        self._environment.close()
 
 
 def value_offsets(data_file: Path, keys: Iterable[bytes]) -> Iterator[int]:
-    """Yield where in the data file the value of each key begins.
+    """Yield the offset of each key's value in the data file.
 
     Raises:
         CannotPackError: A key is not there.
@@ -134,7 +114,7 @@ def _is_database(environment: lmdb.Environment, transaction: lmdb.Transaction, k
 
 
 class _Places:
-    """From where a value is mapped to where it lies in the file: LMDB maps its file as it is."""
+    """Offsets of mapped values: LMDB maps its file as it is."""
 
     def __init__(self, data_file: Path) -> None:
         self._data_file = data_file
@@ -149,7 +129,7 @@ class _Places:
         return address - self._base
 
     def _find_base(self, address: int) -> int:
-        """Return the address that byte 0 of the file is mapped at, or would be."""
+        """Return the address of byte 0 of the file."""
         with open("/proc/self/maps") as maps:
             for line in maps:
                 match = _MAPPING.match(line)

@@ -15,13 +15,13 @@ from xxhash import xxh3_64_intdigest
 
 from prefeed.config import Config
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError, PrefeedError
-from prefeed.packing import environment, tar_shards, tfrecord
+from prefeed.packing import environment
 from prefeed.packing.driver import PackResult
-from prefeed.packing.records import Record
-from prefeed.packing.writing import PackProgress, starts_of
+from prefeed.packing.formats import Record, scan_tar, scan_tfrecord
+from prefeed.packing.writing import PackProgress, encode
 from prefeed.sources.answers import patiently
 from prefeed.sources.listing import ENCODING
-from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex, encode_index
+from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
@@ -146,40 +146,8 @@ def _index_there(directory: Path, config: Config) -> PackIndex | None:
 
 
 def _is_same(index: PackIndex, wanted: PackHeader) -> bool:
-    there = index.header
-    return (there.layout, there.data_root, there.data_files, there.data_versions) == (
-        wanted.layout,
-        wanted.data_root,
-        wanted.data_files,
-        wanted.data_versions,
-    )
-
-
-class _Columns:
-    """What the index will say, in the order in which it was found."""
-
-    def __init__(self) -> None:
-        self.paths: list[bytes] = []
-        self.sizes, self.offsets, self.checksums, self.files = array("Q"), array("Q"), array("Q"), array("L")
-
-    def add(self, record: Record, number: int) -> None:
-        self.paths.append(record.path.encode(*ENCODING))
-        self.sizes.append(len(record.data))
-        self.offsets.append(record.offset)
-        self.checksums.append(xxh3_64_intdigest(record.data))
-        self.files.append(number)
-
-    def name_apart(self, data_files: list[str]) -> None:
-        """Put the data file's name before each path when one path is in several data files."""
-        home: dict[bytes, int] = {}
-        if any(home.setdefault(path, file) != file for path, file in zip(self.paths, self.files, strict=True)):
-            prefixes = [name.encode(*ENCODING) + b"/" for name in data_files]
-            self.paths = [prefixes[file] + path for path, file in zip(self.paths, self.files, strict=True)]
-
-    def in_order(self) -> list[int]:
-        """Return the rows in order of their paths; of one path the last counts, as in a tar file."""
-        last = {path: row for row, path in enumerate(self.paths)}
-        return [last[path] for path in sorted(last)]
+    names = ("layout", "data_root", "data_files", "data_versions")
+    return all(getattr(index.header, name) == getattr(wanted, name) for name in names)
 
 
 def _indexed(
@@ -190,46 +158,35 @@ def _indexed(
     config: Config,
     progress: PackProgress | None,
 ) -> PackIndex:
-    columns = _Columns()
+    paths: list[bytes] = []
+    columns = {name: array("Q") for name in ("sizes", "offsets", "checksums", "files")}
     for number, info in enumerate(infos):
         for record in _records(source, header.layout, info, config):
-            columns.add(record, number)
+            paths.append(record.path.encode(*ENCODING))
+            row = len(record.data), record.offset, xxh3_64_intdigest(record.data), number
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
         if progress is not None:
             progress(number + 1, len(infos), max(0, info.size_bytes))
-    if not columns.paths:
+    if not paths:
         raise EmptyListingError(f"the data files of {source.url} are empty")
-    columns.name_apart(header.data_files)
-    rows = columns.in_order()
-    parts = _encoded(columns, rows, header)
+    paths = _told_apart(paths, columns["files"], header.data_files)
+    last = {path: row for row, path in enumerate(paths)}  # of one path the last object counts, as in a tar file
+    rows = [last[path] for path in sorted(last)]
+    by_path = {name: np.array(column, np.uint64)[rows] for name, column in columns.items()}
+    _, parts = encode(header, [paths[row] for row in rows], **by_path)
     directory.mkdir(parents=True, exist_ok=True)
     write_durably(directory / INDEX_NAME, parts)
     return PackIndex(memoryview(b"".join(parts)), str(directory / INDEX_NAME))
 
 
-def _encoded(columns: _Columns, rows: list[int], header: PackHeader) -> list[Buffer]:
-    paths = [columns.paths[row] for row in rows]
-    sizes, offsets, checksums, files = (
-        np.array(column, np.uint64)[rows]
-        for column in (columns.sizes, columns.offsets, columns.checksums, columns.files)
-    )
-    full = PackHeader(
-        layout=header.layout,
-        num_objects=len(rows),
-        total_bytes=int(sizes.sum()),
-        path_bytes=sum(map(len, paths)),
-        data_files=header.data_files,
-        data_versions=header.data_versions,
-        data_root=header.data_root,
-    )
-    return encode_index(
-        full,
-        sizes=sizes,
-        offsets=offsets,
-        checksums=checksums,
-        files=files.astype(np.uint32),
-        starts=starts_of(paths),
-        paths=b"".join(paths),
-    )
+def _told_apart(paths: list[bytes], files: array[int], data_files: list[str]) -> list[bytes]:
+    """Put the data file's name before each path if one path is in several data files."""
+    first: dict[bytes, int] = {}
+    if all(first.setdefault(path, file) == file for path, file in zip(paths, files, strict=True)):
+        return paths
+    prefixes = [name.encode(*ENCODING) + b"/" for name in data_files]
+    return [prefixes[file] + path for path, file in zip(paths, files, strict=True)]
 
 
 def _records(source: RangeSource, layout: str, info: ObjectInfo, config: Config) -> Iterator[Record]:
@@ -242,7 +199,7 @@ def _records(source: RangeSource, layout: str, info: ObjectInfo, config: Config)
     if info.size_bytes < 0:
         raise CannotPackError(f"the listing does not say how large {source.locate(info.path)} is: add it to the index")
     file = io.BufferedReader(_RangeFile(source, info, config.limits.retry_seconds), _BUFFER_BYTES)
-    return (tar_shards.scan if layout == "webdataset" else tfrecord.scan)(file, info.path)
+    return (scan_tar if layout == "webdataset" else scan_tfrecord)(file, info.path)
 
 
 class _RangeFile(io.RawIOBase):

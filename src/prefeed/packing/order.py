@@ -118,14 +118,14 @@ def packing_order(manifest: Manifest, layout: str, seed: int | None) -> Order:
     return Order(ids, starts) if seed is None else _shuffled(ids, starts, seed)
 
 
-def signature(manifest: Manifest, ids: NDArray[np.int64]) -> bytes:
-    """Return 16 bytes that stand for these objects as they are listed: path, size and version of each, in this order."""
+def signature(manifest: Manifest, ids: NDArray[np.int64]) -> str:
+    """Hash the listing of these objects: path, size and version of each, in this order."""
     digest = xxh3_128()
     for i in ids.tolist():
         digest.update(manifest.path_bytes(i) + b"\0")
     digest.update(manifest.sizes[ids].tobytes())
     digest.update(manifest.version_hashes[ids].tobytes())
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def _key(path: str) -> str:

@@ -1,27 +1,30 @@
-"""Writing a pack: objects read ahead, data files, and the index at the end. It resumes where an earlier process stopped."""
+"""Writes a pack: reads objects ahead, writes data files, and the index at the end.
+
+``take_up`` compares the journal with the listing, so that the work of a killed process is kept as far as it is still valid.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from prefeed.errors import PackError, PackSourceChangedError
-from prefeed.packing import environment, tar_shards, tfrecord
 from prefeed.packing.environment import DATA_FILE, LOCK_FILE, EnvironmentWriter, value_offsets
+from prefeed.packing.formats import tar_end, tar_frame, tfrecord_frame
 from prefeed.packing.journal import Job, Journal, Part
 from prefeed.packing.order import Order, signature
-from prefeed.packing.place import PARTIAL, Place, StorePlace, check_room, clean
-from prefeed.packing.records import ShardWriter
+from prefeed.packing.place import PARTIAL, Place
 from prefeed.sources.answers import patiently
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest, version_hash
@@ -32,17 +35,20 @@ from prefeed.types import Buffer
 PackProgress = Callable[[int, int, int], None]
 """Called with (objects done, objects in all, bytes of those done since the last call)."""
 
+Stream = Iterator[tuple[int, Buffer]]
+"""Objects that are still to be packed, in packing order: id and bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is packed, in which order, and where to.
+    """A pack to write.
 
     Attributes:
-        job: The options.
-        place: Where the pack comes to lie.
-        manifest: The listing of what is packed.
-        order: Its objects in packing order.
-        progress: Told how far it is.
+        job: Its options.
+        place: Its place.
+        manifest: Listing of the source.
+        order: Objects of the listing in packing order.
+        progress: Callback for the progress.
     """
 
     job: Job
@@ -114,27 +120,22 @@ def check_unchanged(source: Source, manifest: Manifest, object_id: int, *, versi
         )
 
 
-_WRITERS: Final[dict[str, type[ShardWriter]]] = {
-    "webdataset": tar_shards.TarWriter,
-    "tfrecord": tfrecord.TfrecordWriter,
-}
-_ROOM: Final = {
-    "webdataset": tar_shards.room_bytes,
-    "tfrecord": tfrecord.room_bytes,
-    "lmdb": environment.room_bytes,
-}
 _BATCH_BYTES: Final = 64 * 1024**2
 _BATCH_OBJECTS: Final = 4096
 _MAP_SLACK_BYTES: Final = 64 * 1024**2
+_SAMPLED: Final = 1000
+"""Number of values of an LMDB environment that are read back by their offset."""
 
-Stream = Iterator[tuple[int, Buffer]]
-"""Objects that are still to be packed, in packing order: id and bytes."""
+_PIECE_BYTES: Final = 64 * 1024**2
 
 
 def take_up(work: Work, journal: Journal) -> int:
-    """Return how many objects are packed already and listed as they were then; all else is removed.
+    """Remove the parts that do not match the listing any more, and all files that the journal does not name.
 
-    An LMDB environment with an object that has changed is made again.
+    An LMDB environment with a changed object is created anew.
+
+    Returns:
+        Number of objects that are packed already.
     """
     if journal.job is None:
         journal.begin(work.job)
@@ -142,44 +143,52 @@ def take_up(work: Work, journal: Journal) -> int:
     if work.job.layout == "lmdb":
         if kept < len(journal.parts) or not (work.place.work / DATA_FILE).exists():
             journal.begin(work.job)
-        clean(work.place.work, keep={DATA_FILE, LOCK_FILE} if journal.parts else set())
+        work.place.clean(keep={DATA_FILE, LOCK_FILE} if journal.parts else set())
     else:
         if kept < len(journal.parts):
-            # One more than the journal names: a process may have been killed between publishing a file and noting it.
-            work.place.withdraw([_shard_name(work, i) for i in range(kept, len(journal.parts) + 1)])
-        journal.keep(kept)
-        clean(work.place.work, keep={part.file for part in journal.parts})
+            # One more than in the journal: a process may have been killed after it published a file.
+            work.place.withdraw(_shard_name(work, i) for i in range(kept, len(journal.parts) + 1))
+            journal.keep(kept)
+        work.place.clean(keep={part.file for part in journal.parts})
     return sum(part.count for part in journal.parts)
 
 
-def _shard_name(work: Work, number: int) -> str:
-    return f"shard-{number:06d}{_WRITERS[work.job.layout].suffix}"
-
-
 def _unchanged_parts(work: Work, journal: Journal) -> int:
-    is_local = not isinstance(work.place, StorePlace)
-    at = 0
+    at, starts = 0, set(work.order.starts.tolist())
     for number, part in enumerate(journal.parts):
         ids = work.order.ids[at : at + part.count]
-        at += len(ids)
-        is_whole = len(ids) == part.count and at in work.order.starts[np.searchsorted(work.order.starts, at) :][:1]
-        is_there = not is_local or (work.place.work / part.file).exists()
-        if not (is_whole and is_there and signature(work.manifest, ids) == part.signature):
+        at += part.count
+        is_there = work.place.is_store or (work.place.work / part.file).exists()
+        if at not in starts or not is_there or signature(work.manifest, ids) != part.signature:
             return number
     return len(journal.parts)
 
 
+def _shard_name(work: Work, number: int) -> str:
+    return f"shard-{number:06d}{'.tar' if work.job.layout == 'webdataset' else '.tfrecord'}"
+
+
 def require_room(work: Work, kept: int) -> None:
-    """Check that what is still to be packed fits.
+    """Check that the remaining objects fit into the place.
 
     Raises:
-        PackFullError: It does not.
+        PackFullError: They do not.
     """
     sizes = work.manifest.sizes[work.order.ids[kept:]]
-    needed = _ROOM[work.job.layout](sizes[sizes != np.uint64(UNKNOWN_SIZE)])
-    if isinstance(work.place, StorePlace) and work.job.shard_bytes:
+    needed = _room_bytes(work.job.layout, sizes)
+    if work.place.is_store and work.job.shard_bytes:
         needed = min(needed, work.job.shard_bytes + int(sizes.max(initial=0)))  # one data file at a time
-    check_room(work.place.work, needed)
+    work.place.require_room(needed)
+
+
+def _room_bytes(layout: str, sizes: NDArray[np.uint64]) -> int:
+    """Estimate the bytes that objects take in a pack, with names of usual length; unknown sizes count as nothing."""
+    sizes = sizes[sizes != np.uint64(UNKNOWN_SIZE)]
+    if layout == "webdataset":  # blocks of 512 bytes, and up to three of them for the header
+        return int(((sizes + 511) // 512 * 512).sum()) + len(sizes) * 3 * 512
+    if layout == "lmdb":  # whole pages for large values; keys and nodes are in pages that are two thirds full
+        return int(np.where(sizes > 1024, (sizes + 24 + 4095) // 4096 * 4096, sizes).sum()) + len(sizes) * 256
+    return int(sizes.sum()) + len(sizes) * 512
 
 
 def write_shards(work: Work, journal: Journal, stream: Stream, kept: int) -> None:
@@ -191,7 +200,7 @@ def write_shards(work: Work, journal: Journal, stream: Stream, kept: int) -> Non
         for start, end in zip(order.starts[first:-1].tolist(), order.starts[first + 1 :].tolist(), strict=True):
             members = [next(stream) for _ in range(start, end)]
             size = sum(len(data) for _, data in members)
-            if shard is not None and shard.writer.num_bytes + size > work.job.shard_bytes:
+            if shard is not None and shard.num_bytes + size > work.job.shard_bytes:
                 shard.finish()
                 shard = None
             shard = shard or _Shard(work, journal, start)
@@ -202,138 +211,129 @@ def write_shards(work: Work, journal: Journal, stream: Stream, kept: int) -> Non
             shard.finish()
     finally:
         if shard is not None:
-            shard.writer.close()
+            shard.file.close()
 
 
 class _Shard:
-    """One data file on its way, and what the journal will say of it."""
+    """Data file that is being written, and its columns of the index."""
 
     def __init__(self, work: Work, journal: Journal, start: int) -> None:
-        writer = _WRITERS[work.job.layout]
         self._work = work
         self._journal = journal
         self._start = start
         self._name = _shard_name(work, len(journal.parts))
-        self._partial = work.place.work / (self._name + PARTIAL)
-        self._sizes, self._checksums, self._offsets = array("Q"), array("Q"), array("Q")
-        self.writer = writer(self._partial)
+        self._frame = tar_frame if work.job.layout == "webdataset" else tfrecord_frame
+        self._sizes: list[int] = []
+        self._checksums: list[int] = []
+        self._offsets: list[int] = []
+        self.num_bytes = 0
+        self.file = open(work.place.work / (self._name + PARTIAL), "wb")  # noqa: SIM115 - write_shards closes it
 
     def add(self, path: str, data: Buffer) -> None:
-        self._offsets.append(self.writer.add(path, data))
+        head, tail = self._frame(path, data)
+        self.file.writelines((head, data, tail))
+        self._offsets.append(self.num_bytes + len(head))
         self._sizes.append(len(data))
         self._checksums.append(xxh3_64_intdigest(data))
+        self.num_bytes += len(head) + len(data) + len(tail)
 
     def finish(self) -> None:
-        """Put the file in its place, then into the journal: what the journal names is there."""
-        os.fsync(self.writer.flush())
-        self.writer.close()
-        self._work.place.publish(self._partial, self._name)
+        """Publish the file, then record it: each file that the journal names exists."""
+        if self._work.job.layout == "webdataset":
+            self.file.write(tar_end(self.num_bytes))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        self._work.place.publish(self._name)
         self._journal.add(_part(self._work, self._name, self._start, self._sizes, self._checksums, self._offsets))
 
 
 def write_environment(work: Work, journal: Journal, stream: Stream, kept: int) -> None:
-    """Write all values into one LMDB environment, in batches that are committed and then noted."""
-    sizes = work.manifest.sizes
-    room = environment.room_bytes(sizes[sizes != np.uint64(UNKNOWN_SIZE)])
-    with EnvironmentWriter(work.place.work, 2 * room + _MAP_SLACK_BYTES) as writer:
+    """Write all values into one LMDB environment, in batches that are committed and then recorded."""
+    map_bytes = 2 * _room_bytes("lmdb", work.manifest.sizes) + _MAP_SLACK_BYTES
+    with EnvironmentWriter(work.place.work, map_bytes) as writer:
         batch: list[tuple[bytes, Buffer]] = []
-        batch_bytes, start = 0, kept
+        batch_bytes, start, end = 0, kept, len(work.order.ids)
         for at, (object_id, data) in enumerate(stream, kept + 1):
             batch.append((work.manifest.path_bytes(object_id), data))
             batch_bytes += len(data)
-            work.progress(at, len(work.order.ids), len(data))
-            if batch_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_OBJECTS or at == len(work.order.ids):
+            work.progress(at, end, len(data))
+            if batch_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_OBJECTS or at == end:
                 writer.put(batch)
-                _note_batch(work, journal, start, batch)
+                values = [value for _, value in batch]
+                journal.add(_part(work, DATA_FILE, start, list(map(len, values)), list(map(xxh3_64_intdigest, values))))
                 batch, batch_bytes, start = [], 0, at
-        writer.keep_only(map(work.manifest.path_bytes, work.order.ids.tolist()), len(work.order.ids))
+        writer.keep_only(map(work.manifest.path_bytes, work.order.ids.tolist()), end)
 
 
-def _note_batch(work: Work, journal: Journal, start: int, batch: list[tuple[bytes, Buffer]]) -> None:
-    sizes = array("Q", (len(data) for _, data in batch))
-    checksums = array("Q", (xxh3_64_intdigest(data) for _, data in batch))
-    journal.add(_part(work, DATA_FILE, start, sizes, checksums, array("Q")))
-
-
-def _part(work: Work, file: str, start: int, sizes: array[int], checksums: array[int], offsets: array[int]) -> Part:
-    return Part(
-        file=file,
-        count=len(sizes),
-        signature=signature(work.manifest, work.order.ids[start : start + len(sizes)]),
-        sizes=sizes.tobytes(),
-        checksums=checksums.tobytes(),
-        offsets=offsets.tobytes(),
-    )
-
-
-_SAMPLED: Final = 1000
-"""Values of an LMDB environment that are read back by their offset, always."""
-
-_PIECE_BYTES: Final = 64 * 1024**2
+def _part(
+    work: Work, file: str, start: int, sizes: list[int], checksums: list[int], offsets: list[int] | None = None
+) -> Part:  # fmt: skip
+    of_part = signature(work.manifest, work.order.ids[start : start + len(sizes)])
+    return Part(file=file, signature=of_part, sizes=sizes, checksums=checksums, offsets=offsets or [])
 
 
 def write_index(work: Work, journal: Journal) -> PackHeader:
-    """Write the index of what the journal names; the pack is finished then."""
-    parts = journal.parts
-    files = list(dict.fromkeys(part.file for part in parts))
-    sizes, checksums = (_joined(parts, column) for column in ("sizes", "checksums"))
+    """Write the index of all parts in the journal, which finishes the pack."""
+    parts, order = journal.parts, work.order
+    sizes, checksums, offsets = (
+        np.fromiter(chain.from_iterable(getattr(part, column) for part in parts), np.uint64)
+        for column in ("sizes", "checksums", "offsets")
+    )
     if work.job.layout == "lmdb":
         offsets = _environment_offsets(work, sizes, checksums)
-    else:
-        offsets = _joined(parts, "offsets")
+    files = list(dict.fromkeys(part.file for part in parts))
     numbers = np.repeat([files.index(part.file) for part in parts], [part.count for part in parts])
-    by_path = np.argsort(work.order.ids)  # ids of a manifest are in order of their paths
-    paths = [work.manifest.path_bytes(i) for i in range(len(work.manifest))]
-    header = PackHeader(
-        layout=work.job.layout,
-        num_objects=len(paths),
-        total_bytes=int(sizes.sum()),
-        path_bytes=sum(map(len, paths)),
-        data_files=files,
-        made_from=work.job.describe(),
-        listing=work.manifest.uid,
-    )
-    encoded = encode_index(
-        header,
-        sizes=sizes[by_path],
-        offsets=offsets[by_path],
-        checksums=checksums[by_path],
-        files=numbers[by_path].astype(np.uint32),
-        starts=starts_of(paths),
-        paths=b"".join(paths),
-    )
-    if work.job.layout == "lmdb" and isinstance(work.place, StorePlace):
-        work.place.copy(work.place.work / DATA_FILE, DATA_FILE)
-    work.place.finish(encoded)
+    by_path = np.argsort(order.ids)  # ids of a manifest are in order of their paths
+    header, index = encode(
+        PackHeader(
+            layout=work.job.layout, num_objects=0, total_bytes=0, path_bytes=0, data_files=files,
+            made_from=work.job.describe(), listing=work.manifest.uid,
+        ),
+        [work.manifest.path_bytes(i) for i in range(len(work.manifest))],
+        sizes=sizes[by_path], offsets=offsets[by_path], checksums=checksums[by_path], files=numbers[by_path],
+    )  # fmt: skip
+    if work.job.layout == "lmdb" and work.place.is_store:
+        work.place.upload(work.place.work / DATA_FILE, DATA_FILE)
+    work.place.finish(index)
     return header
 
 
-def starts_of(paths: list[bytes]) -> NDArray[np.uint64]:
-    """Return where each path begins when they follow each other, and the end; shape (num_paths + 1,)."""
-    return np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.uint64)
-
-
-def _joined(parts: list[Part], column: str) -> NDArray[np.uint64]:
-    return np.frombuffer(b"".join(getattr(part, column) for part in parts), np.uint64)
+def encode(
+    header: PackHeader,
+    paths: list[bytes],
+    *,
+    sizes: NDArray[np.uint64],
+    offsets: NDArray[np.uint64],
+    checksums: NDArray[np.uint64],
+    files: NDArray[np.integer],
+) -> tuple[PackHeader, list[Buffer]]:
+    """Complete the counts of a header, and encode the index of objects in order of their paths."""
+    lengths = [len(path) for path in paths]
+    full = msgspec.structs.replace(
+        header, num_objects=len(paths), total_bytes=int(sizes.sum()), path_bytes=sum(lengths)
+    )
+    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.uint64)
+    return full, encode_index(
+        full, sizes=sizes, offsets=offsets, checksums=checksums, files=files.astype(np.uint32), starts=starts,
+        paths=b"".join(paths),
+    )  # fmt: skip
 
 
 def _environment_offsets(work: Work, sizes: NDArray[np.uint64], checksums: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return where each value lies in the data file, in packing order."""
+    """Return the offset of each value in the data file, in packing order."""
     data_file = work.place.work / DATA_FILE
     keys = (work.manifest.path_bytes(i) for i in work.order.ids.tolist())
     offsets = np.fromiter(value_offsets(data_file, keys), np.uint64, len(sizes))
-    descriptor = os.open(data_file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with data_file.open("rb", buffering=0) as file:
         for i in range(0, len(sizes), max(1, len(sizes) // _SAMPLED)):
-            if _sum_of(descriptor, int(offsets[i]), int(sizes[i])) != int(checksums[i]):
+            if _checksum_of(file.fileno(), int(offsets[i]), int(sizes[i])) != int(checksums[i]):
                 raise PackError(f"{data_file} does not hold what was written; remove its directory and pack again")
-    finally:
-        os.close(descriptor)
     return offsets
 
 
-def _sum_of(descriptor: int, offset: int, size_bytes: int) -> int:
-    """Return the xxh3-64 of a part of a file, or of what there is of it; one read gives at most 2 GiB."""
+def _checksum_of(descriptor: int, offset: int, size_bytes: int) -> int:
+    """Return the xxh3-64 of a range of a file; one read returns at most 2 GiB."""
     digest, end = xxh3_64(), offset + size_bytes
     while offset < end and (piece := os.pread(descriptor, min(_PIECE_BYTES, end - offset), offset)):
         digest.update(piece)

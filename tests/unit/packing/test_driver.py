@@ -238,15 +238,15 @@ def test_what_was_written_and_not_noted_goes_when_it_is_gone(tmp_path: Path, mon
     files = make_files(tmp_path / "src")
     monkeypatch.setattr(writing, "_BATCH_OBJECTS", 20)
 
-    real = writing._note_batch
+    real = Journal.add
 
-    def killed(work: Any, journal: Journal, start: int, batch: Any) -> None:
-        if start:
+    def killed(journal: Journal, part: Any) -> None:
+        if journal.parts:
             raise KeyboardInterrupt
-        real(work, journal, start, batch)
+        real(journal, part)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(writing, "_note_batch", killed)
+        patched.setattr(Journal, "add", killed)
         packed(tmp_path / "src", tmp_path / "out", "lmdb")
     of_the_second = sorted(files, key=str.encode)[25]
     (tmp_path / "src" / of_the_second).unlink()

@@ -18,8 +18,8 @@ import servers
 from prefeed.config import current
 from prefeed.datasets import Packed
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError
+from prefeed.packing.formats import scan_tar
 from prefeed.packing.index_existing import index_files
-from prefeed.packing.tar_shards import TarWriter, scan
 from unit.packing.packs import make_files, names, packed, read_back
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -88,15 +88,20 @@ def test_long_names_and_odd_ones(tmp_path: Path) -> None:
     }
 
 
-def test_offsets_are_those_of_tarfile(tmp_path: Path) -> None:
-    writer = TarWriter(tmp_path / "x.tar")
-    offsets = {
-        path: writer.add(path, bytes(size)) for path, size in (("a", 0), ("b" * 300, 513), ("c/d", 512), ("e", 1))
-    }
-    writer.flush()
-    writer.close()
-    with tarfile.open(tmp_path / "x.tar") as tar:
-        assert {member.name: member.offset_data for member in tar} == offsets
+def test_tar_files_are_tarfiles_own(tmp_path: Path) -> None:
+    """To the byte, with the end of the archive."""
+    files = {"a.x": b"", "b" * 200 + ".x": bytes(513), "c/d.x": bytes(512), "e.x": b"1"}
+    for path, data in files.items():
+        (tmp_path / "src" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / path).write_bytes(data)
+    packed(tmp_path / "src", tmp_path / "out", "webdataset")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path in sorted(files):
+            member = tarfile.TarInfo(path)
+            member.size = len(files[path])
+            tar.addfile(member, io.BytesIO(files[path]))
+    assert (tmp_path / "out" / "shard-000000.tar").read_bytes() == buffer.getvalue()
 
 
 # ------------------------------------------------------------ the reverse
@@ -210,7 +215,7 @@ def test_only_regular_files_are_objects(tmp_path: Path) -> None:
             member.linkname = "f" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
             tar.addfile(member, io.BytesIO())
     buffer.seek(0)
-    assert [record.path for record in scan(buffer, "x.tar")] == ["f"]
+    assert [record.path for record in scan_tar(buffer, "x.tar")] == ["f"]
 
 
 def tar_of(*paths: str, data: bytes = b"12345678") -> bytearray:
@@ -232,7 +237,7 @@ def with_sum(header: bytes) -> bytes:
 def test_paths_are_relative() -> None:
     """As ``tar -C photos -cf x.tar .`` writes them: else all of an ImageFolder is of the class ``.``."""
     content = tar_of("./cat/1.jpg", "/cat/2.jpg", "cat/3.jpg", "./", "/")
-    assert [record.path for record in scan(io.BytesIO(content), "x.tar")] == ["cat/1.jpg", "cat/2.jpg", "cat/3.jpg"]
+    assert [record.path for record in scan_tar(io.BytesIO(content), "x.tar")] == ["cat/1.jpg", "cat/2.jpg", "cat/3.jpg"]
 
 
 @pytest.mark.parametrize("at", [1024, 1024 + 150, 2048 + 3])
@@ -241,18 +246,18 @@ def test_a_damaged_header_is_no_end(at: int) -> None:
     content = tar_of("1.jpg", "2.jpg", "3.jpg")
     content[at] ^= 1
     with pytest.raises(CannotPackError, match=r"x\.tar is damaged"):
-        list(scan(io.BytesIO(content), "x.tar"))
+        list(scan_tar(io.BytesIO(content), "x.tar"))
 
 
 @pytest.mark.parametrize("keep", [1100, 2048 + 100])
 def test_a_header_that_is_cut_off_is_no_end(keep: int) -> None:
     with pytest.raises(CannotPackError, match=r"x\.tar is .*cut off"):
-        list(scan(io.BytesIO(tar_of("1.jpg", "2.jpg", "3.jpg")[:keep]), "x.tar"))
+        list(scan_tar(io.BytesIO(tar_of("1.jpg", "2.jpg", "3.jpg")[:keep]), "x.tar"))
 
 
 def test_an_archive_without_its_end_is_whole() -> None:
     content = tar_of("1.jpg", "2.jpg")[: 4 * 512]
-    assert [record.path for record in scan(io.BytesIO(content), "x.tar")] == ["1.jpg", "2.jpg"]
+    assert [record.path for record in scan_tar(io.BytesIO(content), "x.tar")] == ["1.jpg", "2.jpg"]
 
 
 @pytest.mark.parametrize("size", [b"\x80" + (2**60).to_bytes(11, "big"), b"\xff" * 12, b"77777777777\0"])
@@ -264,4 +269,4 @@ def test_no_memory_is_taken_for_a_size_that_the_file_does_not_have(size: bytes, 
     file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]  # takes memory for all that is asked for
     words = r"x\.tar is cut off: \d+ of .* bytes of 2\.jpg" if kind == tarfile.REGTYPE else r"x\.tar is"
     with pytest.raises(CannotPackError, match=words):
-        list(scan(file, "x.tar"))
+        list(scan_tar(file, "x.tar"))
