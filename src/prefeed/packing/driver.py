@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import lmdb
@@ -131,8 +130,13 @@ def pack(
                     header = write_index(work, journal)
                 place.tidy()
                 journal.finish()
+    return result_of(place.url, header, kept=kept, started=started)
+
+
+def result_of(url: str, header: PackHeader, *, kept: int, started: float) -> PackResult:
+    """Return the outcome of a pack at this place that was begun at a time of ``time.monotonic``."""
     return PackResult(
-        url=canonical_url(pack_url(place.url)),
+        url=canonical_url(pack_url(url)),
         layout=header.layout,
         objects=header.num_objects,
         bytes=header.total_bytes,
@@ -218,43 +222,31 @@ def _write_rest(work: Work, journal: Journal, source_url: str, config: Config) -
 _THREADS: Final = 16
 _BATCH: Final = 256
 _DEADLINE_SECONDS: Final = 10.0
-"""A damaged value stays damaged: it is not asked for longer than this."""
+"""Time for which a value is read again: a damaged one stays damaged."""
 
 
 def verify(url: str, config: Config, *, progress: PackProgress | None = None) -> tuple[str, ...]:
-    """Read every object of a pack and compare it with its checksum; return what is wrong, a sentence each.
-
-    Args:
-        url: Canonical URL of the pack, ``pack+…``.
-        config: Settings.
-        progress: Told how far it is.
+    """Read every object of a pack and compare its checksum; return a sentence per damaged object.
 
     Raises:
         SourceError: The pack cannot be opened.
     """
-    source = open_source(url, config)
-    assert isinstance(source, PackedSource)
-    try:
-        return tuple(_wrong(source, progress or _ignored))
-    finally:
-        source.close()
+    problems: list[str] = []
+    with contextlib.closing(open_source(url, config)) as source, ThreadPoolExecutor(_THREADS) as pool:
+        assert isinstance(source, PackedSource)
+        index = source.index(newest=True)
+        index.validate()
 
+        def problem(number: int) -> str | None:
+            try:
+                patiently(lambda: source.fetch(index.path(number)), deadline_seconds=_DEADLINE_SECONDS)
+            except SourceError as err:
+                return err.message
+            return None
 
-def _wrong(source: PackedSource, progress: PackProgress) -> Iterator[str]:
-    index = source.index(newest=True)
-    index.validate()
-
-    def problem(number: int) -> str | None:
-        try:
-            patiently(lambda: source.fetch(index.path(number)), deadline_seconds=_DEADLINE_SECONDS)
-        except SourceError as err:
-            return err.message
-        return None
-
-    order = iter(np.lexsort((index.offsets, index.files)).tolist())  # as it lies in the data files
-    done = 0
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-verify") as pool:
-        while batch := list(islice(order, _BATCH)):
-            yield from filter(None, pool.map(problem, batch))
-            done += len(batch)
-            progress(done, len(index), int(index.sizes[batch].sum()))
+        order = np.lexsort((index.offsets, index.files))  # as in the data files
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH].tolist()
+            problems += filter(None, pool.map(problem, batch))
+            (progress or _ignored)(start + len(batch), len(index), int(index.sizes[batch].sum()))
+    return tuple(problems)

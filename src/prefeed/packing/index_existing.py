@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
@@ -11,17 +12,18 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from prefeed.config import Config
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError, PrefeedError
 from prefeed.packing import environment
-from prefeed.packing.driver import PackResult
+from prefeed.packing.driver import PackResult, result_of
 from prefeed.packing.formats import Record, scan_tar, scan_tfrecord
 from prefeed.packing.writing import PackProgress, encode
 from prefeed.sources.answers import patiently
 from prefeed.sources.listing import ENCODING
-from prefeed.sources.pack_index import INDEX_NAME, PackHeader, PackIndex
+from prefeed.sources.pack_index import INDEX_NAME, PackHeader
 from prefeed.sources.packed import PackedSource
 from prefeed.sources.protocol import RangeSource
 from prefeed.sources.urls import canonical_url, open_plain_source, pack_url
@@ -63,36 +65,22 @@ def index_files(
     """
     started = time.monotonic()
     root = canonical_url(url_or_path)
-    directory = _directory(root, out)
-    source = open_plain_source(url_or_path, config)
-    try:
-        found, infos = _data_files(source, layout)
-        header = _header(found, infos, root if out is not None else "")
-        index = _index_there(directory, config)
-        if index is None or not _is_same(index, header):
-            index = _indexed(source, header, infos, directory, config, progress)
-            packed = len(index)
-        else:
-            packed = 0
-    finally:
-        source.close()
-    return PackResult(
-        url=canonical_url(pack_url(str(directory))),
-        layout=index.header.layout,
-        objects=len(index),
-        bytes=index.header.total_bytes,
-        data_files=len(index.header.data_files),
-        packed=packed,
-        kept=len(index) - packed,
-        seconds=time.monotonic() - started,
-    )
-
-
-def _directory(root: str, out: str | None) -> Path:
     directory = canonical_url(root if out is None else out)
     if not directory.startswith("/"):
         raise CannotPackError(f"the index cannot be written to {directory}: name a directory for it after {root}")
-    return Path(directory)
+    with contextlib.closing(open_plain_source(url_or_path, config)) as source:
+        found, infos = _data_files(source, layout)
+        wanted = PackHeader(
+            layout=found,
+            data_files=[info.path for info in infos],
+            data_versions=[f"{info.size_bytes} {info.version}" for info in infos],
+            data_root=root if out is not None else "",
+        )
+        header = _header_there(Path(directory), config)
+        if header is not None and replace(header, num_objects=0, total_bytes=0, path_bytes=0) == wanted:
+            return result_of(directory, header, kept=header.num_objects, started=started)
+        header = _write_index(source, wanted, infos, Path(directory), config, progress)
+    return result_of(directory, header, kept=0, started=started)
 
 
 def _data_files(source: RangeSource, layout: str | None) -> tuple[str, list[ObjectInfo]]:
@@ -113,51 +101,33 @@ def _data_files(source: RangeSource, layout: str | None) -> tuple[str, list[Obje
     raise EmptyListingError(f"{source.url} has no data files of a pack among its {len(listed)} files: {advice}")
 
 
-def _header(layout: str, infos: list[ObjectInfo], data_root: str) -> PackHeader:
-    return PackHeader(
-        layout=layout,
-        num_objects=0,
-        total_bytes=0,
-        path_bytes=0,
-        data_files=[info.path for info in infos],
-        data_versions=[f"{info.size_bytes} {info.version}" for info in infos],
-        data_root=data_root,
-    )
-
-
-def _index_there(directory: Path, config: Config) -> PackIndex | None:
-    """Return the index that is there already.
+def _header_there(directory: Path, config: Config) -> PackHeader | None:
+    """Return the header of an index that exists already, None if there is none or it is damaged.
 
     Raises:
-        PackOccupiedError: It is of a pack that prefeed made.
+        PackOccupiedError: The index is of a pack that prefeed made.
     """
     if not (directory / INDEX_NAME).exists():
         return None
     source = PackedSource(pack_url(str(directory)), open_plain_source(str(directory), config), home=config.home)
-    try:
-        index = source.index()
-    except PrefeedError:
-        return None  # damaged: it is made again
-    finally:
-        source.close()
-    if index.header.made_from:
-        raise PackOccupiedError(f"{directory} holds a pack of {index.header.made_from}, which has its index already")
-    return index
+    with contextlib.closing(source):
+        try:
+            header = source.index().header
+        except PrefeedError:
+            return None
+    if header.made_from:
+        raise PackOccupiedError(f"{directory} holds a pack of {header.made_from}, which has its index already")
+    return header
 
 
-def _is_same(index: PackIndex, wanted: PackHeader) -> bool:
-    names = ("layout", "data_root", "data_files", "data_versions")
-    return all(getattr(index.header, name) == getattr(wanted, name) for name in names)
-
-
-def _indexed(
+def _write_index(
     source: RangeSource,
     header: PackHeader,
     infos: list[ObjectInfo],
     directory: Path,
     config: Config,
     progress: PackProgress | None,
-) -> PackIndex:
+) -> PackHeader:
     paths: list[bytes] = []
     columns = {name: array("Q") for name in ("sizes", "offsets", "checksums", "files")}
     for number, info in enumerate(infos):
@@ -173,11 +143,12 @@ def _indexed(
     paths = _told_apart(paths, columns["files"], header.data_files)
     last = {path: row for row, path in enumerate(paths)}  # of one path the last object counts, as in a tar file
     rows = [last[path] for path in sorted(last)]
-    by_path = {name: np.array(column, np.uint64)[rows] for name, column in columns.items()}
-    _, parts = encode(header, [paths[row] for row in rows], **by_path)
+    full, index = encode(header, [paths[row] for row in rows], **{
+        name: np.array(column, np.uint64)[rows] for name, column in columns.items()
+    })  # fmt: skip
     directory.mkdir(parents=True, exist_ok=True)
-    write_durably(directory / INDEX_NAME, parts)
-    return PackIndex(memoryview(b"".join(parts)), str(directory / INDEX_NAME))
+    write_durably(directory / INDEX_NAME, index)
+    return full
 
 
 def _told_apart(paths: list[bytes], files: array[int], data_files: list[str]) -> list[bytes]:
@@ -216,9 +187,6 @@ class _RangeFile(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._info.size_bytes}[whence]

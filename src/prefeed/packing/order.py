@@ -48,16 +48,11 @@ def check_names(layout: str, files: Iterable[tuple[bytes, str, int]]) -> None:
     Raises:
         CannotPackError: The message has the first few files, their number, and the way out.
     """
-    problems = {"webdataset": _no_samples, "lmdb": _no_keys, "tfrecord": _too_large}[layout](files)
-    shown: list[str] = []
-    count = 0
-    for path in problems:
-        count += 1
-        if len(shown) < _NAMES_SHOWN:
-            shown.append(repr(path))
-    if count:
-        more = f" and {count - len(shown):,} more" if count > len(shown) else ""
-        raise CannotPackError(f"{layout} does not take {', '.join(shown)}{more}: {_ADVICE[layout]}", files=count)
+    refused = list(_refused(layout, files))
+    if refused:
+        more = f" and {len(refused) - _NAMES_SHOWN:,} more" if len(refused) > _NAMES_SHOWN else ""
+        shown = ", ".join(map(repr, refused[:_NAMES_SHOWN]))
+        raise CannotPackError(f"{layout} does not take {shown}{more}: {_ADVICE[layout]}", files=len(refused))
 
 
 _ADVICE: Final = {
@@ -69,24 +64,21 @@ _ADVICE: Final = {
 }
 
 
-def _no_samples(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
+def _refused(layout: str, files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
     seen: set[tuple[str, str]] = set()
-    for _, path, _ in files:
-        sample = sample_of(path)
-        # tar cuts names at a zero byte. The other names lead out of the directory in which a tar is unpacked.
-        is_unsafe = "\0" in path or path.startswith("/") or has_dots(path) is not None
-        if sample is None or sample in seen or sample[0].endswith("/") or sample[1].startswith("__") or is_unsafe:
-            yield path
+    for name, path, size in files:
+        if layout == "lmdb":
+            is_refused = len(name) > LMDB_KEY_BYTES or size > _LMDB_BYTES
+        elif layout == "tfrecord":
+            is_refused = size > _TFRECORD_BYTES
         else:
+            key, extension = sample = sample_of(path) or ("/", "")
+            # tar cuts names at a zero byte. The other names lead out of the directory in which a tar file is unpacked.
+            is_unsafe = "\0" in path or path.startswith("/") or has_dots(path) is not None
+            is_refused = is_unsafe or sample in seen or key.endswith("/") or extension.startswith("__")
             seen.add(sample)
-
-
-def _no_keys(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
-    return (path for name, path, size in files if len(name) > LMDB_KEY_BYTES or size > _LMDB_BYTES)
-
-
-def _too_large(files: Iterable[tuple[bytes, str, int]]) -> Iterator[str]:
-    return (path for _, path, size in files if size > _TFRECORD_BYTES)
+        if is_refused:
+            yield path
 
 
 @dataclass(frozen=True, slots=True)

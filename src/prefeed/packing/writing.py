@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from prefeed.errors import PackError, PackSourceChangedError
 from prefeed.packing.environment import DATA_FILE, LOCK_FILE, EnvironmentWriter, value_offsets
@@ -105,11 +105,7 @@ def read_ahead(
 
 
 def check_unchanged(source: Source, manifest: Manifest, object_id: int, *, version: str, size_bytes: int) -> None:
-    """Check that what was read is what the listing says.
-
-    Raises:
-        PackSourceChangedError: It is not.
-    """
+    """Raise ``PackSourceChangedError`` if an object differs from its listing."""
     listed_size, listed = manifest.size(object_id), manifest.version_hash(object_id)
     is_other = bool(listed) and bool(version) and version_hash(version) != listed
     if is_other or listed_size not in (None, size_bytes):
@@ -125,8 +121,6 @@ _BATCH_OBJECTS: Final = 4096
 _MAP_SLACK_BYTES: Final = 64 * 1024**2
 _SAMPLED: Final = 1000
 """Number of values of an LMDB environment that are read back by their offset."""
-
-_PIECE_BYTES: Final = 64 * 1024**2
 
 
 def take_up(work: Work, journal: Journal) -> int:
@@ -287,8 +281,7 @@ def write_index(work: Work, journal: Journal) -> PackHeader:
     by_path = np.argsort(order.ids)  # ids of a manifest are in order of their paths
     header, index = encode(
         PackHeader(
-            layout=work.job.layout, num_objects=0, total_bytes=0, path_bytes=0, data_files=files,
-            made_from=work.job.describe(), listing=work.manifest.uid,
+            layout=work.job.layout, data_files=files, made_from=work.job.describe(), listing=work.manifest.uid,
         ),
         [work.manifest.path_bytes(i) for i in range(len(work.manifest))],
         sizes=sizes[by_path], offsets=offsets[by_path], checksums=checksums[by_path], files=numbers[by_path],
@@ -325,17 +318,8 @@ def _environment_offsets(work: Work, sizes: NDArray[np.uint64], checksums: NDArr
     data_file = work.place.work / DATA_FILE
     keys = (work.manifest.path_bytes(i) for i in work.order.ids.tolist())
     offsets = np.fromiter(value_offsets(data_file, keys), np.uint64, len(sizes))
-    with data_file.open("rb", buffering=0) as file:
-        for i in range(0, len(sizes), max(1, len(sizes) // _SAMPLED)):
-            if _checksum_of(file.fileno(), int(offsets[i]), int(sizes[i])) != int(checksums[i]):
-                raise PackError(f"{data_file} does not hold what was written; remove its directory and pack again")
+    content = np.memmap(data_file, np.uint8, "r")
+    for i in range(0, len(sizes), max(1, len(sizes) // _SAMPLED)):
+        if xxh3_64_intdigest(content[int(offsets[i]) :][: int(sizes[i])].data) != int(checksums[i]):
+            raise PackError(f"{data_file} does not hold what was written; remove its directory and pack again")
     return offsets
-
-
-def _checksum_of(descriptor: int, offset: int, size_bytes: int) -> int:
-    """Return the xxh3-64 of a range of a file; one read returns at most 2 GiB."""
-    digest, end = xxh3_64(), offset + size_bytes
-    while offset < end and (piece := os.pread(descriptor, min(_PIECE_BYTES, end - offset), offset)):
-        digest.update(piece)
-        offset += len(piece)
-    return digest.intdigest()

@@ -61,10 +61,10 @@ class PackHeader(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     layout: str
-    num_objects: int
-    total_bytes: int
-    path_bytes: int
     data_files: list[str]
+    num_objects: int = 0
+    total_bytes: int = 0
+    path_bytes: int = 0
     data_versions: list[str] = []
     data_root: str = ""
     made_from: str = ""

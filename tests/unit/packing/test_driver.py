@@ -255,16 +255,6 @@ def test_what_was_written_and_not_noted_goes_when_it_is_gone(tmp_path: Path, mon
     assert values_of(tmp_path / "out") == files
 
 
-def test_a_value_is_compared_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One read gives at most 2 GiB; here, at most 1,000 bytes."""
-    files = make_files(tmp_path / "src")
-    real = os.pread
-    with monkeypatch.context() as patched:
-        patched.setattr(writing.os, "pread", lambda file, size, offset: real(file, min(size, 1000), offset))
-        packed(tmp_path / "src", tmp_path / "out", "lmdb")
-    assert read_back(tmp_path / "out") == files
-
-
 def test_a_sample_that_has_grown_is_not_split(tmp_path: Path, interrupted: Callable[..., Path]) -> None:
     """A file more for the last sample of the last whole data file: that data file is packed anew."""
     import tarfile
