@@ -230,10 +230,10 @@ def test_what_loaders_did(run: Run, tmp_path: Path) -> None:
     assert ended.returncode == -15, ended.stderr
     facts = json.loads((tmp_path / "o.json").read_text())
     assert [(one["name"], one["state"], one["epochs"], one["reasons"]) for one in facts["loaders"]] == [
-        ("pictures (Pictures)", "served", 2, []),
-        ("raw (Raw)", "served", 1, []),
-        ("stream (Stream)", "not served", 0, ["an IterableDataset has no order to know beforehand"]),
-        ("first (Pictures)", "served", 0, []),
+        ("Pictures-1", "served", 2, []),
+        ("Raw-1", "served", 1, []),
+        ("Stream-1", "not served", 0, ["an IterableDataset has no order to know beforehand"]),
+        ("Pictures-2", "served", 0, []),
     ]
     assert [one["processes"] for one in facts["loaders"]] == [1] * 4  # of ``stream`` there are two loaders
     pictures, raw, _, first = facts["loaders"]
@@ -251,7 +251,7 @@ def test_what_loaders_did(run: Run, tmp_path: Path) -> None:
     }  # fmt: skip
     said = ended.stderr.splitlines()[-3:]
     assert said[0] == (
-        "prefeed: 3 loaders served: pictures (Pictures), raw (Raw), first (Pictures); 1 not: stream (Stream): an "
+        "prefeed: 3 loaders served: Pictures-1, Raw-1, Pictures-2; 1 not: Stream-1: an "
         "IterableDataset has no order to know beforehand"
     )
     assert (

@@ -237,7 +237,7 @@ def test_ranks_are_served(run: Run, root: Path, tmp_path: Path, order: str) -> N
     assert reads() == NUM_IMAGES
     of_a_rank = 1 if order == "launcher inside" else 2
     said = [line for line in ended.stderr.splitlines() if line.startswith("prefeed: 1 loader served")]
-    assert said == ["prefeed: 1 loader served: train.py:23 (Pictures)"] * of_a_rank
+    assert said == ["prefeed: 1 loader served: Pictures-1"] * of_a_rank
     waited = [line for line in ended.stderr.splitlines() if line.startswith("prefeed: waited")]
     assert [line.count("of 2 processes for data") for line in waited] == ([1] if of_a_rank == 1 else [0, 0])
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prefeed.stage_cache.cache import CacheStatistics, DatasetCache
-    from prefeed.stage_cache.dataset import CachedDataset, MappedDataset, cached, map, mapped
+    from prefeed.stage_cache.dataset import CachedDataset, MappedDataset, cached, mapped
     from prefeed.stage_cache.randomness import not_random
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "DatasetCache",
     "MappedDataset",
     "cached",
-    "map",
     "mapped",
     "not_random",
 ]

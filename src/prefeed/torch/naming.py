@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import sys
 import threading
+from types import FrameType
 from typing import Any, Final
 from weakref import ref
 
@@ -63,10 +64,10 @@ def rank_of_process() -> int | None:
 
 def is_trial() -> bool:
     """Return True while a framework only tries whether the program runs: Lightning's sanity check."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         packages = _TRIALS.get(frame.f_code.co_name)
         if packages and str(frame.f_globals.get("__name__")).startswith(packages):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
