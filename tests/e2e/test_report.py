@@ -240,7 +240,7 @@ def test_a_wait_that_ends_in_an_exception_is_counted(root: Path, said: Said) -> 
     os.close(dataset.release)
     unfinished, _ = said()
     found = re.fullmatch(
-        rf".*: unfinished epoch of loader \(Hanging\), 2 of {len(loader)} batches: ([\d.]+) % of ([\d.]+) s .*",
+        rf".*: unfinished epoch of Hanging-\d+, 2 of {len(loader)} batches: ([\d.]+) % of ([\d.]+) s .*",
         unfinished,
     )
     assert found is not None, unfinished
