@@ -56,7 +56,7 @@ def tar_frame(path: str, data: Buffer) -> tuple[bytes, bytes]:
 
 
 def tar_end(num_bytes: int) -> bytes:
-    """Return the end of a tar file with so many bytes: two empty blocks, and zeros up to a whole record."""
+    """Return the end of a tar file of ``num_bytes``: two empty blocks, and zeros up to a whole record."""
     return bytes(_END_BYTES + -(num_bytes + _END_BYTES) % tarfile.RECORDSIZE)
 
 
@@ -153,7 +153,7 @@ def _masked(crc: int) -> bytes:
 
 
 def _example_head(path: bytes, size: int) -> bytes:
-    """Encode a ``tf.train.Example`` of two features up to the value of the last one, which has so many bytes."""
+    """Encode a ``tf.train.Example`` of two features up to the value of the last one, of ``size`` bytes."""
     return _field(1, _feature(b"path", path) + _feature(b"data", b"", size), size)
 
 
