@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from prefeed.api import read, statistics
     from prefeed.config import Config, configure
     from prefeed.datasets.plans import Plan, PlanProgress, PlanReader
-    from prefeed.diagnose.doctor.examination import doctor
-    from prefeed.diagnose.tune.tuning import tune
+    from prefeed.diagnose.doctor import doctor
+    from prefeed.diagnose.tune import tune
     from prefeed.files.opening import open
     from prefeed.files.resuming import resumable
     from prefeed.files.shards import shards
@@ -80,7 +80,7 @@ _HOMES = {
     "cached": "prefeed.stage_cache.dataset",
     "configure": "prefeed.config",
     "datasets": None,
-    "doctor": "prefeed.diagnose.doctor.examination",
+    "doctor": "prefeed.diagnose.doctor",
     "errors": None,
     "mapped": "prefeed.stage_cache.dataset",
     "not_random": "prefeed.stage_cache.randomness",
@@ -90,7 +90,7 @@ _HOMES = {
     "resumable": "prefeed.files.resuming",
     "shards": "prefeed.files.shards",
     "statistics": "prefeed.api",
-    "tune": "prefeed.diagnose.tune.tuning",
+    "tune": "prefeed.diagnose.tune",
     "vision": None,
 }
 

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 import prefeed
-from prefeed.diagnose.loader_clones import list_bytes_of
+from prefeed.diagnose.loader_clone import list_bytes_of
 
 NUM_PATHS = 200_000
 NUM_FILES = 12

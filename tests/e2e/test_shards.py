@@ -387,12 +387,11 @@ def test_the_doctor_tells_what_a_pipeline_waits_for(paths: list[str], monkeypatc
         wds.SimpleShardList([f"pipe:sleep 0.05; cat {path}" for path in paths]),
         wds.split_by_worker, wds.tarfile_to_samples(), wds.to_tuple("bin"), wds.map_tuple(len), wds.batched(SAMPLES),
     )  # fmt: skip
-    verdict = prefeed.doctor(DataLoader(pipeline, batch_size=None), lambda batch: None, steps=4)
-    costs = verdict.measurement.costs
-    assert costs is not None
-    assert costs.reading is not None
-    assert costs.reading >= 0.04  # a shard per batch
-    assert verdict.origin > 0
-    assert "the origin's latency" in str(verdict)
-    assert [cure.name for cure in verdict.cures if not cure.is_measured] == ["cache"]
-    assert set(verdict.measurement.workers) == {1, 4}
+    report = prefeed.doctor(DataLoader(pipeline, batch_size=None), lambda batch: None, steps=4)
+    assert report.costs is not None
+    assert report.costs.reading is not None
+    assert report.costs.reading >= 0.04  # a shard per batch
+    assert report.shares["origin"] > 0
+    assert "the origin's latency" in str(report)
+    assert [finding.name for finding in report.findings if not finding.is_measured] == ["cache"]
+    assert {trial.settings.num_workers for trial in report.trials} == {0, 1, 4}

@@ -240,9 +240,8 @@ def _examine(root: Path) -> None:
 
     write_tables(root)
     rows = load_dataset("parquet", data_files=f"prefeed://{root}/*.parquet", split="train", streaming=True)
-    verdict = prefeed.doctor(DataLoader(rows.with_format("torch"), batch_size=10), lambda batch: None, steps=4)
-    costs = verdict.measurement.costs
-    assert costs is not None
-    assert costs.decoding > 0
-    assert verdict.measurement.loader.samples is None
-    assert str(verdict).startswith("This job waits for data")
+    report = prefeed.doctor(DataLoader(rows.with_format("torch"), batch_size=10), lambda batch: None, steps=4)
+    assert report.costs is not None
+    assert report.costs.decoding > 0
+    assert report.loader.samples is None
+    assert str(report).startswith("This job waits for data")

@@ -32,7 +32,7 @@ def _answer_beside():  # type: () -> None
 
 
 def _examine():  # type: () -> None
-    from prefeed.diagnose.doctor.script import begin
+    from prefeed.diagnose.doctor import begin
 
     begin()
 

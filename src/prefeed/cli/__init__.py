@@ -24,7 +24,6 @@ belong to prefeed-bench.
 ``warm``           ``prefeed warm``, ``prefeed clear``
 ``cache_admin``    MindSpore's ``cache_admin``
 ``doctor``         ``prefeed doctor``
-``doctor_page``    its verdict as a page (pure)
 ``tune``           ``prefeed tune``
 ``mount``          ``prefeed mount``, ``prefeed umount``
 ``pack``           ``prefeed pack``

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 COMMANDS: Final = {
     "clear": Entry("prefeed.cli.warm:clear", CACHE, "Free the cached objects of a URL, or all objects."),
     "config": Entry("prefeed.cli.settings", LOOK, "Show the settings in force, and where each comes from."),
-    "doctor": Entry("prefeed.cli.doctor", TRAIN, "Show whether a training program waits for data, and what helps."),
+    "doctor": Entry("prefeed.cli.doctor", TRAIN, "Measure whether a training program waits for data, and what helps."),
     "job": Entry("prefeed.cli.job", DATA, "Run jobs of YAML files, and show and stop them."),
     "kubernetes": Entry("prefeed.cli.kubernetes", SERVE, "Give pods a cache, and check documents, without a cluster."),
     "logs": Entry("prefeed.cli.logs", LOOK, "Show the log of the node server."),

@@ -1,4 +1,4 @@
-"""``prefeed tune``: whose function is called with what, and what is shown; real tunings are in e2e/test_tune.py."""
+"""``prefeed tune``: the function that is called, its arguments, and what is printed; e2e/test_tune.py has real tunings."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ import pytest
 from click.testing import Result
 
 from prefeed.cli import tune
-from prefeed.cli.tune import setting_text, tuning_lines
-from prefeed.diagnose.tune.report import Trial, Tuning
-from prefeed.diagnose.tune.search import Settings, with_workers
+from prefeed.diagnose.report import Finding, LoaderFacts, LoaderReport, table
+from prefeed.diagnose.search import Settings, Trial
 
 NONE = Settings(num_workers=0)
-FOUR = with_workers(NONE, 4)
-TUNING = Tuning(
-    settings=FOUR, present=NONE, best=FOUR, gain=1.8, low=1.6, high=2.0, lookahead_gain=None, perfect=None,
-    is_bound=False, line="DataLoader(..., num_workers=4, prefetch_factor=2)", data="warm", seconds=12.0, notes=["A note."],
+FOUR = NONE.with_workers(4)
+LINE = FOUR.code(NONE)
+REPORT = LoaderReport(
+    text=f"1.80 times as fast.\n\n{LINE}", findings=[Finding(name="settings", what="workers", how=LINE, speedup=1.8)],
+    best="settings", settings=FOUR, waiting=None, perfect_speedup=None,
+    loader=LoaderFacts(dataset="range", samples=8, batch_size=32, settings=NONE, memory_bytes=1 << 30),
     trials=[
-        Trial(settings=NONE, runs=3, batches_s=21.26, samples_s=680.3, spread=0.05, waited_share=0.9),
-        Trial(settings=FOUR, runs=4, batches_s=1234.5, samples_s=39504.0, memory_bytes=80 << 20, cpus=1.25),
-        Trial(settings=with_workers(NONE, 8), runs=0, reason="not tried: no room"),
+        Trial(name=str(NONE), settings=NONE, steps=3, step_seconds=0.05, samples_s=680.3, spread=0.05, waited=0.9),
+        Trial(name=str(FOUR), settings=FOUR, steps=4, step_seconds=0.001, samples_s=39504.0, memory_bytes=80 << 20),
+        Trial(name="8 workers x 2", settings=FOUR.with_workers(8), reason="not tried: no room"),
     ],
 )  # fmt: skip
 
@@ -59,9 +60,9 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tupl
     """Stand in the directory of ``tuned_module``; list what would be tuned."""
     calls: list[tuple[Any, Any, dict[str, Any]]] = []
 
-    def record(loader: Any, step: Any, **arguments: Any) -> Tuning:
+    def record(loader: Any, step: Any, **arguments: Any) -> LoaderReport:
         calls.append((loader, step, arguments))
-        return TUNING
+        return REPORT
 
     (tmp_path / "tuned_module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
@@ -154,35 +155,36 @@ def test_what_the_users_function_raises(call: Tune, tmp_path: Path) -> None:
 
 def test_table_and_line_to_paste(call: Tune) -> None:
     lines = call("tuned_module:both").stdout.splitlines()
-    assert lines == list(tuning_lines(TUNING))
-    assert lines[0].split() == ["setting", "batches/s", "samples/s", "spread", "waited", "memory", "busy"]
-    assert lines[1].split() == ["0", "workers", "(present)", "21.3", "680", "±", "5", "%", "90", "%", "-", "0.0"]
-    assert lines[2].split()[4:] == ["(best)", "1,234", "39,504", "-", "0", "%", "80.0", "MiB", "1.2"]
-    assert lines[3] == "  8 workers x 2         not tried: no room"
-    assert len({len(line) for line in lines[:3]}) == 1
-    assert lines[4] == ""
-    assert lines[5].startswith("1.80x as fast (1.60-2.00)")
-    assert lines[-1] == TUNING.line
+    assert lines == [*table(REPORT), "", *REPORT.text.splitlines()]
+    assert lines[2].split() == ["0", "workers", "(present)", "680", "5", "%", "50", "1.00", "90", "%", "-"]
+    assert lines[3].split()[:5] == ["4", "workers", "x", "2", "(best)"]
+    assert lines[4] == "  8 workers x 2         not tried: no room"
+    assert lines[-1] == LINE
 
 
 def test_json_is_all_there_is_on_stdout(call: Tune) -> None:
     result = call("--json", "tuned_module:make_loader")
     printed = json.loads(result.stdout)
     assert "from the user's function" in result.stderr
-    assert printed["line"] == TUNING.line
-    assert printed["leave_it"] is False
-    assert printed["text"] == str(TUNING)
-    assert (printed["gain"], printed["low"], printed["high"]) == (1.8, 1.6, 2.0)
+    assert (printed["text"], printed["best"]) == (REPORT.text, "settings")
+    assert printed["findings"][0]["how"] == LINE
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        (NONE, "0 workers"),
-        (with_workers(NONE, 1), "1 worker x 2"),
-        (Settings(num_workers=4, prefetch_factor=8, pin_memory=True, threads=1), "4 workers x 8, pinned, 1 thread"),
-        (Settings(num_workers=0, threads=3, lookahead=1 << 30), "0 workers, 3 threads, lookahead 1GiB, first epoch"),
-    ],
-)
-def test_settings_in_the_table(settings: Settings, text: str) -> None:
-    assert setting_text(settings) == text
+@pytest.mark.usefixtures("sandbox")
+def test_spawned_workers_find_the_file(tuned: list[Any], tmp_path: Path) -> None:
+    spawning = (
+        MODULE
+        + """
+class Numbers:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return index
+
+def spawning():
+    return DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+"""
+    )
+    (tmp_path / "tuned_module.py").write_text(spawning)
+    loader, _ = tune._loader_and_step("tuned_module.py:spawning", ())
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]

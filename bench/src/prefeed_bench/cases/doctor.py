@@ -103,7 +103,7 @@ def _compare(photos: PhotoFolder, job: _Job, size: _Size) -> dict[str, Any]:
     with _data(photos, job) as data:
         verdict = _examine([data, *common], steps=size.steps)
         plain = run_program("job.py", [data, *common, "--batches", str(size.plain_batches)])[0]
-        cure = next((cure for cure in verdict["cures"] if cure["name"] == verdict["best"]), None)
+        cure = next((cure for cure in verdict["findings"] if cure["name"] == verdict["best"]), None)
         cured = _cured([data, *common], cure)
     rates = [_rate(epoch) for epoch in (plain, cured)]
     return {
@@ -149,7 +149,7 @@ def _cured(arguments: Sequence[str], cure: dict[str, Any] | None) -> dict[str, A
     line = [*arguments, "--epochs", "2"]
     if name == "workers" and cure is not None:
         return run_program("job.py", [*line, "--workers", cure["what"].split()[0]])[1]
-    if name in ("fast decode", "packing", "device prefetch"):
+    if name in ("packing", "device prefetch"):
         return run_program("job.py", [*line, "--lean"])[1]
     with temporary_home() as home:
         root = {"PREFEED_ROOTS": arguments[0]}

@@ -18,11 +18,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import prefeed
 from leaks import wait_until
 from prefeed.config import resolve
-from prefeed.diagnose.doctor import examination
-from prefeed.diagnose.doctor.examination import Examination, doctor, of_rank_0
-from prefeed.diagnose.doctor.sample_costs import TimedFiles, stream_costs_of
-from prefeed.diagnose.loader_clones import twin_of
-from prefeed.diagnose.measurement import Measurement
+from prefeed.diagnose import trials
+from prefeed.diagnose.costs import TimedFiles
+from prefeed.diagnose.doctor import Examination, doctor, of_rank_0
+from prefeed.diagnose.loader_clone import clone_loader
+from prefeed.diagnose.report import AS_IS, CACHE, COMPUTE, FIRST, STAGE_CACHE, LoaderReport
+from prefeed.diagnose.search import Settings, Trial
 from prefeed.errors import CannotExamineError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -65,13 +66,21 @@ def root(tmp_path: Path) -> Path:
     return directory
 
 
-def examined(loader: DataLoader[Any], *, steps: int = 3) -> tuple[list[torch.Tensor], Measurement]:
-    """Return all batches that a loop was fed with, and what was measured."""
-    examination = Examination(loader, steps=steps)
+def examined(loader: DataLoader[Any], *, steps: int = 3) -> tuple[list[torch.Tensor], LoaderReport]:
+    """Return all batches that a loop was fed with, and the report."""
+    examination = Examination(loader=loader, steps=steps, device=None, say=lambda text: None)
     with closing(examination.feed()) as feed:
         fed = list(feed)
-    assert examination.measurement is not None
-    return fed, examination.measurement
+    assert examination.report is not None
+    return fed, examination.report
+
+
+def trial(report: LoaderReport, name: str) -> Trial:
+    return next(trial for trial in report.trials if trial.name == name)
+
+
+def workers_tried(report: LoaderReport) -> set[int]:
+    return {trial.settings.num_workers for trial in report.trials if trial.steps} - {report.loader.settings.num_workers}
 
 
 def numbers(batch: torch.Tensor) -> list[int]:
@@ -87,7 +96,7 @@ def test_first_as_it_is_then_the_same_batch(root: Path) -> None:
     again = fed[warm + 3 : 2 * (warm + 3)]
     assert all(numbers(batch) == [20, 21, 22, 23] for batch in again)
     assert len(set(map(id, again))) == 5  # the first ones show whether steps change them
-    assert measured.as_is.steps == measured.compute.steps == measured.data.steps == 3
+    assert trial(measured, AS_IS).steps == trial(measured, COMPUTE).steps == 3
     assert measured.loader.batch_size == 4
     assert measured.loader.samples == 40
 
@@ -96,7 +105,7 @@ def test_queues_of_workers_are_filled_first(root: Path) -> None:
     loader = DataLoader(Files(root), batch_size=2, num_workers=2, prefetch_factor=3)
     fed, measured = examined(loader, steps=2)
     assert len(fed) >= 2 * (2 * 3 + 2 + 2)
-    assert measured.loader.num_workers == 2
+    assert measured.loader.settings.num_workers == 2
     assert measured.costs is not None
     assert measured.costs.transferring > 0
 
@@ -114,21 +123,15 @@ def test_files_are_timed_and_counted(root: Path) -> None:
 def test_cures_are_tried_on_a_job_that_waits(root: Path) -> None:
     """Nobody works on the batches here, so all that is left is waiting."""
     fed, measured = examined(DataLoader(Files(root), batch_size=4))
-    assert measured.cached is not None
-    assert measured.first is not None
-    assert measured.staged is not None
-    assert measured.staged_bytes > 0
-    assert set(measured.workers) == {1, 4}
-    first, later = (measured.counts[name][-1] for name in ("first", "cached"))
-    assert (first.origin_requests, later.origin_requests) == (20, 0)
-    assert later.hits <= later.reads <= 20  # the last reads may be reported later
+    for name in (FIRST, CACHE, STAGE_CACHE):
+        assert trial(measured, name).samples_s > 0
+    assert workers_tried(measured) == {1, 4}
     assert {number for batch in fed for number in numbers(batch)} <= set(range(40))
 
 
 def test_random_samples_are_kept_in_no_stage_cache(root: Path) -> None:
     _, measured = examined(DataLoader(RandomFiles(root), batch_size=4))
-    assert measured.staged is None
-    assert "random" in measured.reasons["stage cache"]
+    assert "random" in (trial(measured, STAGE_CACHE).reason or "")
 
 
 def test_nothing_is_left_of_the_trials(root: Path, sandbox: Any) -> None:
@@ -144,10 +147,10 @@ def test_nothing_is_left_of_the_trials(root: Path, sandbox: Any) -> None:
 def test_where_prefeed_is_in_use_a_later_epoch_counts(root: Path) -> None:
     loader: DataLoader[Any] = DataLoader(prefeed.CachedDataset(Files(root)), batch_size=4)
     fed, measured = examined(loader, steps=3)
-    assert measured.first is not None
+    assert trial(measured, f"{AS_IS}, first epoch").steps == 3
     assert [numbers(batch) for batch in fed[:5]] == [numbers(batch) for batch in fed[5:10]]
-    assert "in use already" in measured.reasons["cache"]
-    assert measured.staged is None
+    assert "in use already" in (trial(measured, CACHE).reason or "")
+    assert "from one already" in (trial(measured, STAGE_CACHE).reason or "")
 
 
 class Stream(IterableDataset[int]):
@@ -171,8 +174,8 @@ def test_a_stream_is_told_what_it_waits_for_and_more_workers_are_tried() -> None
     assert measured.costs.reading >= 0.009  # of 2 x 5 ms; one clock is not the other
     assert (measured.costs.opening, measured.loader.samples, measured.loader.batch_size) == (None, None, 2)
     assert fed[0].tolist() == [0, 1]
-    assert set(measured.workers) == {1}
-    assert "each worker gives the same samples" in measured.reasons["workers"]
+    assert workers_tried(measured) == {1}
+    assert "each worker yields the same samples" in (trial(measured, "4 workers x 2").reason or "")
 
 
 class Divided(Waiting):
@@ -188,12 +191,8 @@ class Divided(Waiting):
 
 def test_workers_of_a_stream_that_is_split_are_measured() -> None:
     _, measured = examined(DataLoader(Divided(), batch_size=2), steps=3)
-    assert (set(measured.workers), measured.reasons) == ({1, 4}, {})
-
-
-def test_a_stream_without_samples_has_no_costs() -> None:
-    with pytest.raises(ValueError, match="the stream has no samples"):
-        stream_costs_of(DataLoader(Empty(), batch_size=2), 1, None)
+    assert workers_tried(measured) == {1, 4}
+    assert not any(trial.reason for trial in measured.trials)
 
 
 class Empty(IterableDataset[int]):
@@ -208,9 +207,10 @@ def test_an_epoch_shorter_than_a_trial_begins_again(root: Path) -> None:
 
 
 def test_a_loader_without_batches() -> None:
-    loader: DataLoader[Any] = DataLoader([], batch_size=2)  # type: ignore[arg-type]
-    with pytest.raises(CannotExamineError, match="no batches"):
-        doctor(loader, lambda batch: None)
+    for dataset in ([], Empty()):
+        loader: DataLoader[Any] = DataLoader(dataset, batch_size=2)  # type: ignore[arg-type]
+        with pytest.raises(CannotExamineError, match="no batches"):
+            doctor(loader, lambda batch: None)
 
 
 def test_a_loop_that_fails_fails_as_it_would(root: Path) -> None:
@@ -272,12 +272,12 @@ def test_a_trial_that_fails_is_no_failure_of_the_program(root: Path, monkeypatch
     # torch waits so long for workers of an iterator that the collector finds, in vain, and then ends them.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     _, measured = examined(DataLoader(OfOneProcess(root), batch_size=4))
-    assert measured.reasons["workers"] == "RuntimeError: opened in another process"
+    assert trial(measured, "1 worker x 2").reason == "RuntimeError: opened in another process"
     assert measured.costs is not None
     _, measured = examined(DataLoader(OfWorkers(root), batch_size=4, num_workers=1))
-    assert measured.reasons["parts"] == "RuntimeError: not in a worker"
+    assert trial(measured, "one batch").reason == "RuntimeError: not in a worker"
     assert measured.costs is None
-    assert measured.workers
+    assert workers_tried(measured)
     gc.collect()  # iterators, which the tracebacks' frames held
     assert wait_until(lambda: not multiprocessing.active_children(), timeout_seconds=60)
 
@@ -306,23 +306,26 @@ class Clock:
 
 def test_time_between_two_epochs_is_no_steps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(examination, "time", clock)
-    examined = Examination(DataLoader(Files(root), batch_size=4), steps=4)
-    for number, _ in enumerate(examined.feed()):
+    monkeypatch.setattr(trials, "time", clock)
+    examination = Examination(
+        loader=DataLoader(Files(root), batch_size=4), steps=4, device=None, say=lambda text: None
+    )  # fmt: skip
+    for number, _ in enumerate(examination.feed()):
         if number % 3 == 2:
             clock.now += 1000.0  # the loop is elsewhere
-            examined.goes_on()
-    measured = examined.measurement
-    assert measured is not None
-    assert measured.as_is.seconds < 1.0
-    assert measured.as_is.steps == len(measured.as_is.each) == 4
+            examination.trials.was_elsewhere = True
+    assert examination.report is not None
+    as_is = trial(examination.report, AS_IS)
+    assert as_is.steps == 4
+    assert as_is.seconds < 1.0
 
 
-def test_a_twin_has_the_settings_of_its_loader(root: Path) -> None:
+def test_a_clone_has_the_settings_of_its_loader(root: Path) -> None:
     config = resolve({"enabled": False})
+    none = Settings(num_workers=0)
     loader: Any = prefeed.DataLoader(Files(root), batch_size=4, config=config)
-    assert vars(twin_of(loader, [[0, 1]]))["_prefeed_config"] == config
-    assert "_prefeed_config" not in vars(twin_of(DataLoader(Files(root), batch_size=4), [[0, 1]]))
+    assert vars(clone_loader(loader, none, [[0, 1]]))["_prefeed_config"] == config
+    assert "_prefeed_config" not in vars(clone_loader(DataLoader(Files(root), batch_size=4), none, [[0, 1]]))
 
 
 def test_files_that_are_not_read_whole(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""``prefeed.tune``, on small loaders; what the search decides is in test_tuning_plan.py."""
+"""``prefeed.tune``, on small loaders; the decisions of the search are in test_search.py."""
 
 from __future__ import annotations
 
-import itertools
+import importlib
+import multiprocessing
 import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler
 
 import prefeed
-from prefeed.diagnose.tune import trials, tuning
-from prefeed.diagnose.tune.search import Settings
-from prefeed.diagnose.tune.trials import Free
-from prefeed.diagnose.tune.tuning import Tuning, present_settings
+from prefeed.diagnose import loader_clone, trials
+from prefeed.diagnose.report import LoaderReport
+from prefeed.diagnose.search import Settings
 from prefeed.errors import CannotExamineError
 from unit.diagnose.loads import Clock, Failing, Files, Instant, Stream, Unpicklable
 
@@ -30,30 +31,28 @@ BUDGET = 1.0
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What is tried in the budget does not depend on the machine."""
     clock = Clock()
-    for module in (trials, tuning):
+    for module in (trials, loader_clone, importlib.import_module("prefeed.diagnose.tune")):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     return clock
 
 
-def short(loader: DataLoader[Any], step: Any = None, **arguments: Any) -> Tuning:
+def short(loader: DataLoader[Any], step: Any = None, **arguments: Any) -> LoaderReport:
     return prefeed.tune(loader, step, budget=BUDGET, **arguments)
 
 
 def test_present_settings() -> None:
-    assert present_settings(DataLoader(Instant())) == Settings(num_workers=0)
+    assert Settings.of(DataLoader(Instant())) == Settings(num_workers=0)
     loader = DataLoader(Instant(), num_workers=3, prefetch_factor=5, pin_memory=True)
-    assert present_settings(loader) == Settings(num_workers=3, prefetch_factor=5, pin_memory=True)
-    assert present_settings(DataLoader(Instant(), num_workers=1)).prefetch_factor == 2
+    assert Settings.of(loader) == Settings(num_workers=3, prefetch_factor=5, pin_memory=True)
+    assert Settings.of(DataLoader(Instant(), num_workers=1)).prefetch_factor == 2
 
 
 def test_says_what_it_tries_and_reports_it() -> None:
     said: list[str] = []
-    tuning = short(DataLoader(Instant(400), batch_size=4), say=said.append)
-    assert tuning.present == Settings(num_workers=0)
-    assert tuning.trials[0].settings == tuning.present
-    assert [str(trial.settings) for trial in tuning.trials] == list(dict.fromkeys(said[1:]))
-    assert tuning.seconds > 0
+    report = short(DataLoader(Instant(400), batch_size=4), say=said.append)
+    assert report.trials[0].settings == report.loader.settings == Settings(num_workers=0)
+    assert [trial.name for trial in report.trials] == list(dict.fromkeys(said[1:]))
 
 
 def test_loader_is_not_changed() -> None:
@@ -87,27 +86,15 @@ def test_random_generators_are_as_before() -> None:
 
 
 def test_small_data_set_is_read_once_before(tmp_path: Path) -> None:
-    assert short(DataLoader(Files(tmp_path, 20), batch_size=4)).data == "warm"
+    assert "All samples had been read once before" in short(DataLoader(Files(tmp_path, 20), batch_size=4)).text
 
 
-def test_part_of_a_data_set_that_memory_holds_is_read_again_and_again(tmp_path: Path) -> None:
-    seen: set[float] = set()
-    loader = DataLoader(Files(tmp_path, 1000), batch_size=2)
-    tuning = short(loader, lambda batch: seen.update(batch[:, 0].tolist()))
-    assert tuning.data == "warm"
-    assert len(seen) <= 100  # of which a run on and on would read more
-
-
-def test_data_set_that_memory_does_not_hold_is_read_on_and_on(tmp_path: Path) -> None:
+def test_large_data_set_is_read_on_and_on(tmp_path: Path) -> None:
+    """A sample is read again only when all have been read, because the page cache must help no trial more than another."""
     seen: list[float] = []
-    length = 1000
-    loader = DataLoader(Files(tmp_path, length, size=2000), batch_size=2)
-    small = Free(memory_bytes=length * 2000, shared_bytes=1 << 40)
-    tuning = short(loader, lambda batch: seen.append(batch[0, 0].item()), free=lambda: small)
-    assert tuning.data == "fresh"
-    first = [number for number, _ in itertools.groupby(seen)]  # the step alone is given one batch again and again
-    assert len(set(first)) > 20
-    assert first == sorted(first) or first.index(0.0, 1) > length / 3
+    report = short(DataLoader(Instant(100_000), batch_size=2), lambda batch: seen.append(batch[0, 0].item()))
+    assert "no trial had read before" in report.text
+    assert len(set(seen)) > len(seen) / 2  # the step alone is given one batch again and again
 
 
 def test_batches_of_the_ends_of_epochs_are_left_out() -> None:
@@ -118,12 +105,12 @@ def test_batches_of_the_ends_of_epochs_are_left_out() -> None:
 
 
 def test_data_set_smaller_than_a_batch() -> None:
-    assert short(DataLoader(Instant(3), batch_size=4)).trials[0].batches_s
+    assert short(DataLoader(Instant(3), batch_size=4)).trials[0].samples_s
 
 
 def test_epoch_smaller_than_a_batch() -> None:
     sampler = RandomSampler(Instant(100), num_samples=3)
-    assert short(DataLoader(Instant(100), batch_size=8, sampler=sampler)).trials[0].batches_s
+    assert short(DataLoader(Instant(100), batch_size=8, sampler=sampler)).trials[0].samples_s
 
 
 def test_sampler_that_makes_batches() -> None:
@@ -131,8 +118,7 @@ def test_sampler_that_makes_batches() -> None:
         def __iter__(self) -> Any:
             yield from ([0, 1], [2], [3, 4])
 
-    tuning = short(DataLoader(Instant(), batch_sampler=Uneven()))
-    assert tuning.trials[0].samples_s == pytest.approx(2 * (tuning.trials[0].batches_s or 0))
+    assert short(DataLoader(Instant(), batch_sampler=Uneven())).loader.batch_size == 2
 
 
 def test_data_set_that_makes_batches() -> None:
@@ -141,8 +127,7 @@ def test_data_set_that_makes_batches() -> None:
             return torch.tensor(indices, dtype=torch.float)
 
     loader = DataLoader(Batched(), sampler=BatchSampler(range(40), 4, drop_last=False), batch_size=None)
-    tuning = short(loader)
-    assert tuning.trials[0].samples_s == pytest.approx(4 * (tuning.trials[0].batches_s or 0))
+    assert short(loader).loader.batch_size == 4
 
 
 def test_threads_are_tried_with_a_step_only() -> None:
@@ -156,8 +141,8 @@ def test_threads_are_tried_with_a_step_only() -> None:
 
 def test_stream() -> None:
     tuning = short(DataLoader(Stream(100_000), batch_size=4))
-    assert tuning.data == "stream"
-    assert tuning.trials[0].batches_s
+    assert "read the stream from its beginning" in tuning.text
+    assert tuning.trials[0].samples_s
 
 
 def test_stream_whose_workers_repeat_each_other() -> None:
@@ -171,29 +156,45 @@ def test_stream_whose_workers_repeat_each_other() -> None:
 def test_present_setting_that_fails() -> None:
     loader = DataLoader(Unpicklable(), batch_size=4, num_workers=2, multiprocessing_context="spawn")
     tuning = short(loader)
-    assert (tuning.settings.num_workers, tuning.gain) == (0, None)
+    assert tuning.settings.num_workers == 0
+    assert "fails; 0 workers is the fastest that works" in tuning.text
 
 
-def test_more_workers_that_fail_are_listed_and_no_more_tried() -> None:
-    tuning = short(DataLoader(Failing(OSError(24, "Too many open files"), from_workers=2), batch_size=4))
-    numbers = {trial.settings.num_workers: trial.reason for trial in tuning.trials}
-    assert max(numbers) <= 2
-    assert tuning.settings.num_workers < 2
-    assert numbers.get(2, "Too many open files") is not None
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [(OSError(24, "Too many open files"), "Too many open files"), (signal.SIGKILL, "DataLoader worker")],
+    ids=["descriptors", "killed"],
+)
+def test_more_workers_that_fail_are_listed_and_no_more_tried(how: Any, reason: str) -> None:
+    tuning = short(DataLoader(Failing(how, from_workers=1), batch_size=4))
+    (failed,) = (trial for trial in tuning.trials if trial.settings.num_workers)
+    assert failed.settings.num_workers == 1
+    assert reason in (failed.reason or "")
+    assert "\n" not in (failed.reason or "")
+    assert tuning.settings.num_workers == 0
+    assert multiprocessing.active_children() == []
 
 
-def test_no_memory_for_workers() -> None:
-    tuning = short(
-        DataLoader(Instant(400), batch_size=4), free=lambda: Free(memory_bytes=1 << 20, shared_bytes=1 << 20)
-    )
-    assert tuning.leave_it
-    assert "not tried: it would take" in (tuning.trials[1].reason or "")
+@pytest.mark.parametrize(("free", "reason"), [((1 << 20, 1 << 40), "of memory"), ((1 << 40, 1), "raise --shm-size")])
+def test_no_memory_for_workers(free: tuple[int, int], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "free_memory", lambda: free)
+    tuning = short(DataLoader(Instant(400), batch_size=4))
+    assert tuning.best is None
+    assert (tuning.trials[1].reason or "").startswith("not tried: it needs ")
+    assert reason in (tuning.trials[1].reason or "")
+
+
+def test_memory_of_this_machine() -> None:
+    memory, shared = trials.free_memory()
+    assert 0 < memory < 1 << 50
+    assert shared > 0
+    assert trials.private_bytes(os.getpid()) > 1 << 20
 
 
 def test_nothing_to_be_timed() -> None:
     with pytest.raises(CannotExamineError, match="No such file"):
         short(DataLoader(Failing(FileNotFoundError(2, "No such file", "x.jpg"), from_workers=0), batch_size=4))
-    with pytest.raises(CannotExamineError, match="end after 0 batches"):
+    with pytest.raises(CannotExamineError, match="no batches"):
         short(DataLoader(Instant(0), batch_size=4))
 
 
@@ -210,10 +211,8 @@ def test_budget_too_small() -> None:
         prefeed.tune(DataLoader(Instant()), budget=0.5)
 
 
-def test_loader_of_prefeed(tmp_path: Path, clock: Clock) -> None:
+def test_loader_of_prefeed(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number:02}").write_bytes(bytes(1000))
-    loader = prefeed.DataLoader(prefeed.datasets.Objects(tmp_path, decode=len), batch_size=4)
-    tuning = short(loader)
-    assert tuning.data == "warm"
+    short(prefeed.DataLoader(prefeed.datasets.Objects(tmp_path, decode=len), batch_size=4))
     assert prefeed.statistics().hits > 0
