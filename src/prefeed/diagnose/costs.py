@@ -24,7 +24,6 @@ from prefeed.types import Buffer
 _OF_STREAM: Final = 8
 _TRANSFERS: Final = 24
 _WARM_TRANSFERS: Final = 8
-_JPEG: Final = b"\xff\xd8\xff"
 _MAX_FILE_BYTES: Final = 256 << 20
 """Programs read a larger file in parts; all of it is not what a sample costs, and may not fit in memory."""
 
@@ -63,7 +62,7 @@ class TimedFiles:
         self.reading_seconds += time.perf_counter() - opened
         self.paths.append(path)
         self.file_bytes += len(data)
-        self.num_jpegs += data[:3] == _JPEG
+        self.num_jpegs += data[:3] == b"\xff\xd8\xff"  # a JPEG
         return data
 
 

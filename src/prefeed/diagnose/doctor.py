@@ -43,7 +43,6 @@ Say = Callable[[str], None]
 DEFAULT_STEPS: Final = 20
 _COSTED_BATCHES: Final = 2
 _MAX_WORKERS: Final = 32
-_MAX_ROOTS: Final = 8
 _WORTH_FETCHING: Final = 0.05
 """Share of a batch's time below which files are not worth a trial of the cache."""
 
@@ -197,7 +196,7 @@ def _has_ranks() -> bool:
 def _common_roots(paths: Sequence[str]) -> tuple[str, ...]:
     """Return the directories of files; the parents of many directories, because a data set has a folder per class."""
     roots = {path.rpartition("/")[0] or "/" for path in paths}
-    while len(roots) > _MAX_ROOTS:
+    while len(roots) > 8:
         roots = {root.rpartition("/")[0] or "/" for root in roots}
     return tuple(sorted(roots))
 

@@ -224,10 +224,9 @@ class Search:
             numbers = sorted(
                 {0, *powers, *(min(n, _MAX_WORKERS) for n in (self.cores - 1, self.cores))} - {best.num_workers}
             )
-            more = [best.with_workers(number) for number in numbers if number > best.num_workers]
-            fewer = [best.with_workers(number) for number in reversed(numbers) if number < best.num_workers]
+            more = [best.with_workers(number) for number in numbers if number > max(1, best.num_workers)]
             best = yield from self._climb(best, more if self._works(best) else [])
-            yield from self._climb(best, fewer)
+            yield from self._climb(best, [best.with_workers(n) for n in reversed(numbers) if n < best.num_workers])
             best = self._fastest()
             best = yield from self._climb(best, self._other_threads(best))
             if self.has_device:
@@ -250,7 +249,10 @@ class Search:
         """
         losses = 0
         for other in variants:
+            is_smaller = other.size < best.size
             if any(trial.settings == other for trial in self.trials):
+                if is_smaller:
+                    break  # it has lost
                 continue
             # What cannot be proven need not be tried. But something that works must be found.
             if self._means() and not self._has_time([other, *[self.present, other] * _MIN_PAIRS], _SHORT):
@@ -259,10 +261,10 @@ class Search:
             trial = yield from self._run(other, _SHORT)
             if trial.reason is not None and self._works(best):
                 break
-            is_smaller = other.size < best.size
             factor = 1 / WORTHWHILE if is_smaller else WORTHWHILE
             wins = trial.reason is None and factor * self._seconds_of(other) <= self._seconds_of(best)
-            if wins and not is_smaller and self._works(best) and self._has_time([best], _SHORT):
+            is_close = self._seconds_of(best) < 1.5 * trial.step_seconds
+            if wins and is_close and not is_smaller and self._has_time([best], _SHORT):
                 again = yield from self._run(best, _SHORT)  # the machine may have become faster meanwhile
                 wins = factor * trial.step_seconds <= again.step_seconds
             best, losses = (other, 0) if wins else (best, losses + 1)

@@ -26,7 +26,6 @@ from prefeed.torch.nesting import map_tensors
 from prefeed.torch.resuming import own_states, set_own_states
 
 DEFAULT_BUDGET_SECONDS: Final = 60.0
-_MIN_BUDGET_SECONDS: Final = 1.0
 _WARM_UP: Final = 0.12
 _STEP_ALONE: Final = 0.02
 """Shares of the budget."""
@@ -74,8 +73,8 @@ def tune(
     is_number = isinstance(budget, int | float) and not isinstance(budget, bool)  # type: ignore[redundant-expr]
     if not is_number or not math.isfinite(budget):
         raise ValueError(f"budget must be a number of seconds, such as 120, not {budget!r}")
-    if budget < _MIN_BUDGET_SECONDS:
-        raise ValueError(f"trials need at least {_MIN_BUDGET_SECONDS:g} second of budget, not {budget:g}")
+    if budget < 1:
+        raise ValueError(f"trials need at least 1 second of budget, not {budget:g}")
     target = default_device() if device is None else torch.device(device)
     states = own_states(loader)
     with left_alone():
