@@ -22,8 +22,7 @@ from prefeed.torch.nesting import tensors_in
 from prefeed.types import Buffer
 
 _OF_STREAM: Final = 8
-_TRANSFERS: Final = 24
-_WARM_TRANSFERS: Final = 8
+_TRANSFERS: Final = 32
 _MAX_FILE_BYTES: Final = 256 << 20
 """Programs read a larger file in parts; all of it is not what a sample costs, and may not fit in memory."""
 
@@ -136,7 +135,7 @@ def _same(batch: Any) -> Any:
 def _transfer_seconds(loader: TorchDataLoader[Any], batch: Any) -> float:
     """Return the seconds between two batches of one worker that only sends them."""
     ready: TorchDataLoader[Any] = torch.utils.data.DataLoader(
-        [batch] * (_TRANSFERS + _WARM_TRANSFERS),  # type: ignore[arg-type]
+        [batch] * _TRANSFERS,  # type: ignore[arg-type]
         batch_size=None,
         num_workers=1,
         collate_fn=_same,
@@ -145,9 +144,9 @@ def _transfer_seconds(loader: TorchDataLoader[Any], batch: Any) -> float:
     )
     started = 0.0
     for number, _ in enumerate(ready, 1):
-        if number == _WARM_TRANSFERS:
+        if number == _TRANSFERS // 4:  # the first ones warm up
             started = time.perf_counter()
-    return (time.perf_counter() - started) / _TRANSFERS
+    return (time.perf_counter() - started) / (_TRANSFERS - _TRANSFERS // 4)
 
 
 def _to_device_seconds(batch: Any, device: torch.device | None) -> float | None:

@@ -252,10 +252,7 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float) -> LoaderFacts:
 
 
 def list_bytes_of(dataset: Any, *, depth: int = 4) -> int:
-    """Estimate the size of the Python objects in the long lists and dicts of a dataset and of its inner datasets.
-
-    A forked worker copies the memory of each object that it reads, because reading writes the reference count.
-    """
+    """Estimate the size of the objects in the long lists of a dataset, which workers copy as they read (they count references)."""
     total = 0
     for held in attributes_of(dataset).values():
         if type(held) in (list, tuple, dict) and len(held) >= _LONG_LIST:

@@ -227,6 +227,9 @@ class Search:
             more = [best.with_workers(number) for number in numbers if number > max(1, best.num_workers)]
             best = yield from self._climb(best, more if self._works(best) else [])
             yield from self._climb(best, [best.with_workers(n) for n in reversed(numbers) if n < best.num_workers])
+            for settings in self._close():  # once more, because one short trial may have been lucky
+                if self._has_time([settings, *[self.present, settings] * _MIN_PAIRS], _SHORT):
+                    yield from self._run(settings, _SHORT)
             best = self._fastest()
             best = yield from self._climb(best, self._other_threads(best))
             if self.has_device:
@@ -251,9 +254,9 @@ class Search:
         for other in variants:
             is_smaller = other.size < best.size
             if any(trial.settings == other for trial in self.trials):
-                if is_smaller:
-                    break  # it has lost
-                continue
+                if not is_smaller:
+                    continue
+                break  # it has lost
             # What cannot be proven need not be tried. But something that works must be found.
             if self._means() and not self._has_time([other, *[self.present, other] * _MIN_PAIRS], _SHORT):
                 self.ran_out = True
@@ -328,19 +331,20 @@ class Search:
         """Return seconds per step of all settings that work."""
         return {each: trial.step_seconds for each, trial in self.merged().items() if trial.reason is None}
 
+    def _close(self, factor: float = 1.25) -> list[Settings]:
+        """Return the settings that are nearly as fast as the fastest, the smallest first."""
+        means = self._means()
+        limit = factor * min(means.values(), default=0.0)
+        return sorted((each for each in means if means[each] <= limit), key=lambda each: each.size)
+
     def _fastest(self) -> Settings:
         """Return the smallest settings that are as fast as the fastest; the present ones if none work."""
-        means = self._means()
-        limit = WORTHWHILE * min(means.values(), default=0.0)
-        return min((each for each in means if means[each] <= limit), key=lambda each: each.size, default=self.present)
+        return next(iter(self._close(WORTHWHILE)), self.present)
 
     def _takes_all_time(self, settings: Settings) -> bool:
-        """Return whether the training step takes all the time of the last trial.
-
-        If the step computes on this processor, the loop must not wait either: the step alone may have had a bad moment.
-        """
+        """Return whether the training step takes all the time of the last trial."""
         trial = next(trial for trial in reversed(self.trials) if trial.settings == settings)
         compute = self.compute_seconds
         if compute is None or trial.reason is not None or trial.step_seconds >= WORTHWHILE * compute:
             return False
-        return self.has_device or trial.waited <= 0.05
+        return self.has_device or trial.waited <= 0.05  # the step alone may have had a bad moment

@@ -184,8 +184,7 @@ class Trials:
         if self.last_batch is not None and total > memory:
             return f"not tried: it needs {in_gib(total)} of memory, and {in_gib(memory)} are free"
         if self.last_batch is not None and in_shared > shared:
-            hint = "in a container, raise --shm-size"
-            return f"not tried: it needs {in_gib(in_shared)} of {_SHM}, and {in_gib(shared)} are free; {hint}"
+            return f"not tried: it needs {in_gib(in_shared)} of {_SHM}, and {in_gib(shared)} are free; raise --shm-size"
         return None
 
     def _memory_of(self, pids: Sequence[int], settings: Settings) -> int:
