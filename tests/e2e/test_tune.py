@@ -31,7 +31,7 @@ class Waits(Dataset):
         return torch.full((8,), float(index))
 
 def waits():
-    return DataLoader(Waits(0.02), batch_size=4, shuffle=True), lambda batch: time.sleep(0.02)
+    return DataLoader(Waits(0.02), batch_size=4, shuffle=True), lambda batch: time.sleep(0.04)
 
 def hangs():
     return DataLoader(Waits(3600), batch_size=4, num_workers=2)
@@ -59,7 +59,7 @@ def tune(tmp_path: Path) -> Tune:
 
 
 def test_more_workers_for_samples_that_wait(tune: Tune) -> None:
-    tuning = tune("--budget", "30", "train.py:waits")
+    tuning = tune("--budget", "60", "train.py:waits")
     assert tuning["best"], tuning["text"]
     assert tuning["settings"]["num_workers"] >= 2
     (finding,) = tuning["findings"]
