@@ -3,7 +3,7 @@
 #
 #   examples/run_train_nfs_cache.sh [DATASET_DIR]
 #
-# Without a directory a few pictures are made up, and each of their files takes 20 ms to open.
+# Without a directory a few pictures are made up, and reading one waits 20 ms, as network storage would.
 set -u
 
 CURPATH=$(dirname "$0")

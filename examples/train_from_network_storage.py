@@ -3,7 +3,7 @@
     python examples/train_from_network_storage.py --enable_cache True --cache_session_id $(cache_admin -g | awk 'END {print $NF}')
 
 ``run_train_nfs_cache.sh`` starts a server, makes a session, and runs this. Augmentation draws at random and therefore stays
-above the cache. Without --dataset_path a few pictures are made up, in a directory that takes its time for each open.
+above the cache. Without --dataset_path a few pictures are made up, and reading one waits as network storage would.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import ast
 import io
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from torch import nn
 from torchvision import datasets, models, transforms
 
 import prefeed
-from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
 
 augment = transforms.Compose([
     transforms.RandomResizedCrop(224),
@@ -34,8 +32,9 @@ augment = transforms.Compose([
 ])  # fmt: skip
 
 
-def read_bytes(path: str) -> bytes:
-    """Return a file's content."""
+def read_bytes(path: str, *, open_seconds: float = 0.0) -> bytes:
+    """Return a file's content, after the time that opening it would take on network storage."""
+    time.sleep(open_seconds)
     with open(path, "rb") as file:
         return file.read()
 
@@ -46,9 +45,12 @@ def decode_and_augment(sample: tuple[bytes, int]) -> tuple[torch.Tensor, int]:
     return augment(Image.open(io.BytesIO(data)).convert("RGB")), label
 
 
-def create_dataset(dataset_path: str, *, enable_cache: bool = False, cache_session_id: str | None = None) -> Any:
+def create_dataset(
+    dataset_path: str, *, open_seconds: float, enable_cache: bool = False, cache_session_id: str | None = None
+) -> Any:
     """Return the pictures of a folder; what was read of them is kept when a cache is enabled."""
-    files: Any = datasets.DatasetFolder(dataset_path, read_bytes, datasets.folder.IMG_EXTENSIONS)
+    read = partial(read_bytes, open_seconds=open_seconds)
+    files: Any = datasets.DatasetFolder(dataset_path, read, datasets.folder.IMG_EXTENSIONS)
     if enable_cache:
         if not cache_session_id:
             raise ValueError("a cache session_id must be provided to use the cache: see `cache_admin -g`")
@@ -65,11 +67,13 @@ def create_net(name: str, num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(8 * 16, num_classes))
 
 
-def train(args: argparse.Namespace, dataset_path: str) -> None:
+def train(args: argparse.Namespace, dataset_path: str, *, open_seconds: float = 0.0) -> None:
     """Train for some epochs, and print what each one takes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
-    dataset = create_dataset(dataset_path, enable_cache=args.enable_cache, cache_session_id=args.cache_session_id)
+    dataset = create_dataset(
+        dataset_path, open_seconds=open_seconds, enable_cache=args.enable_cache, cache_session_id=args.cache_session_id
+    )
     # torch's own loader, so that the cache alone is seen: prefeed.DataLoader would fetch the files ahead as well.
     loader: Any = torch.utils.data.DataLoader(
         dataset, batch_size=args.batch_size, shuffle=True, num_workers=args.num_workers
@@ -101,20 +105,13 @@ def train(args: argparse.Namespace, dataset_path: str) -> None:
         )
 
 
-@contextmanager
-def made_up_storage(scratch: Path, args: argparse.Namespace) -> Iterator[str]:
-    """Make some pictures up and show them through a directory that is as slow as asked, where that can be had."""
+def make_pictures(scratch: Path, args: argparse.Namespace) -> None:
+    """Write random pictures, in one folder per class."""
     for number in range(args.made_up):
         folder = scratch / f"class{number % args.num_classes}"
         folder.mkdir(exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 255, (300, 300, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number:04}.jpg")
-    try:
-        with slow_directory(scratch, open_seconds=args.open_seconds, remember_seconds=0) as slow:
-            yield str(slow.path)
-    except FuseUnavailableError as err:
-        print(f"the directory is as fast as it is: {err}")
-        yield str(scratch)
 
 
 def parse_args() -> argparse.Namespace:
@@ -129,7 +126,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--num_workers", type=int, default=2)
     parser.add_argument("--made_up", type=int, default=64, help="pictures to make up, if no folder is given")
-    parser.add_argument("--open_seconds", type=float, default=0.02, help="what opening one of these takes")
+    parser.add_argument("--open_seconds", type=float, default=0.02, help="how long reading one of these waits first")
     return parser.parse_args()
 
 
@@ -139,8 +136,9 @@ def main() -> None:
     if args.dataset_path:
         train(args, args.dataset_path)
         return
-    with tempfile.TemporaryDirectory() as scratch, made_up_storage(Path(scratch), args) as dataset_path:
-        train(args, dataset_path)
+    with tempfile.TemporaryDirectory() as scratch:
+        make_pictures(Path(scratch), args)
+        train(args, scratch, open_seconds=args.open_seconds)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fake_sources import MemorySource
 from prefeed.config import Config
 from prefeed.core.actions import Outcome
 from prefeed.errors import StoreError
@@ -27,9 +28,8 @@ from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
-from prefeed.testing.sources import MemorySource
-from prefeed.testing.tier_contract import MemoryTier
 from prefeed.types import Buffer
+from tier_contract import MemoryTier
 
 PLENTY = 1 << 30
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.testing.slow_directory import SlowDirectory, slow_directory
+from prefeed_bench.slow_directory import SlowDirectory, slow_directory
 
 
 @contextmanager

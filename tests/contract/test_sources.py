@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import servers
+from fake_sources import CountingSource, FaultySource, MemorySource, SlowSource
 from prefeed.config import Config
 from prefeed.sources import objectstore
 from prefeed.sources.answers import version_without_etag
@@ -21,9 +22,8 @@ from prefeed.sources.protocol import Source
 from prefeed.sources.quick_fetches import QuickClient
 from prefeed.sources.urls import open_source
 from prefeed.sources.views import View
-from prefeed.testing.source_contract import SourceContract
-from prefeed.testing.sources import CountingSource, FaultySource, MemorySource, SlowSource
 from prefeed.types import FetchedObject
+from source_contract import SourceContract
 
 _ticks = itertools.count(1)
 

@@ -13,9 +13,9 @@ from prefeed.errors import TierFullError
 from prefeed.store.layout import stored_bytes
 from prefeed.store.reader import TierReader
 from prefeed.store.writer import TierWriter
-from prefeed.testing.tier_contract import MemoryTier, ReadableTier, TierContract, WritableTier, key_of, value_of
 from profiles import examples
 from sandbox import Sandbox
+from tier_contract import MemoryTier, ReadableTier, TierContract, WritableTier, key_of, value_of
 
 BUDGET_BYTES = 8 * 1024**2
 

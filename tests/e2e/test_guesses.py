@@ -16,8 +16,7 @@ from e2e.guessed import MAKES, InBatches, Listed, make, write
 from leaks import wait_until
 from prefeed.client.consumer import Consumer
 from prefeed.loaders.guesses import FIRST
-from prefeed.testing.slow_directory import SlowDirectory
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 LENGTH = 24
 MANY = 900

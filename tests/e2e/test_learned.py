@@ -24,10 +24,9 @@ from leaks import wait_until
 from limits import set_limits
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.testing.slow_directory import SlowDirectory
 from prefeed.types import Statistics
 from sandbox import Sandbox, end_all, servers_of
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 NUM_SAMPLES = 400
 NUM_SLOW_SAMPLES = 100

@@ -23,10 +23,9 @@ from prefeed.client.lending import CostMeter
 from prefeed.store.reader import ReadBatch
 from prefeed.tally import program
 from prefeed.tally.program import sums
-from prefeed.testing.slow_directory import SlowDirectory
 from prefeed.torch import attachment
 from sandbox import Sandbox, end_all, servers_of
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 NUM_FILES = 4
 NUM_SAMPLES = 40

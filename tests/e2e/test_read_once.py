@@ -20,9 +20,8 @@ import prefeed
 from e2e.hashed import Hashed, kept, name_of
 from leaks import wait_until
 from limits import set_limits
-from prefeed.testing.slow_directory import SlowDirectory
 from prefeed.types import Statistics
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 NUM_OBJECTS = 600
 OBJECT_BYTES = 70_000

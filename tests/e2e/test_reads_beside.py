@@ -22,9 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 import prefeed
 from e2e.automatic import auto
 from prefeed.client import beside
-from prefeed.testing.slow_directory import SlowDirectory
 from sandbox import Sandbox, servers_of
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 NUM_FILES = 40
 LONG_AGO = 1_600_000_000

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 import prefeed
 import warm
 from e2e.hashed import Hashed, kept, name_of, read, write_hashed
-from prefeed.testing.slow_directory import SlowDirectory
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 NUM_FILES = 24
 ONCE = {name_of(index): 1 for index in range(NUM_FILES)}

@@ -17,8 +17,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import MIB, current
 from prefeed.map_style import MapStyle
 from prefeed.stage_cache.auditing import ON_CREDIT
-from prefeed.testing.slow_directory import SlowDirectory
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 STEPS = transforms.Compose([transforms.Resize(32), transforms.CenterCrop(32), transforms.ToTensor()])
 WORKERS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]

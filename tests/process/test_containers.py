@@ -16,10 +16,10 @@ from e2e.stages import Files, Log, values, write_file, write_files
 from namespaces import container_running
 from prefeed.server.main import main
 from prefeed.store.shared import SharedTier
-from prefeed.testing.tier_contract import key_of, value_of
 from prefeed.torch.loader import DataLoader
 from process.conditions import NUM_OBJECTS, make_objects, status, wait_for
 from sandbox import Sandbox
+from tier_contract import key_of, value_of
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from prefeed.store.foreign import ForeignTransaction, Pins, SnapshotLocks
 from prefeed.store.layout import stored_bytes
 from prefeed.store.reader import TierReader
 from prefeed.store.writer import TierWriter
-from prefeed.testing.tier_contract import key_of, value_of
 from process.children import child_running
 from sandbox import Sandbox
+from tier_contract import key_of, value_of
 
 BUDGET_BYTES = 8 * 1024**2
 SIZES = (300, 5_000, 50_000, 120_000)

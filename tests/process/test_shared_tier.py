@@ -22,9 +22,9 @@ from leaks import wait_until
 from prefeed.store.batches import write_in_turn
 from prefeed.store.shared import SharedTier, remove_store
 from prefeed.system import locks
-from prefeed.testing.tier_contract import key_of, value_of
 from process.children import child_running
 from sandbox import Sandbox
+from tier_contract import key_of, value_of
 
 MIB = 1024**2
 LIMIT_BYTES = 24 * MIB

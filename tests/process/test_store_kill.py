@@ -17,9 +17,9 @@ from prefeed.store import writer as writer_module
 from prefeed.store.layout import stored_bytes
 from prefeed.store.reader import TierReader
 from prefeed.store.writer import TierWriter
-from prefeed.testing.tier_contract import key_of, value_of
 from process.children import child_running
 from sandbox import Sandbox
+from tier_contract import key_of, value_of
 
 BUDGET_BYTES = 16 * 1024**2
 GROUP = 8

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import prefeed
-from prefeed.testing.slow_directory import SlowDirectory
-from slow_files import slow_files
+from slow_files import SlowDirectory, slow_files
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KINDS = ("plain", "cold", "warm")

@@ -17,6 +17,8 @@
 ``origin``      HTTP servers with latency
 ``s3_origin``   an S3 endpoint with latency
 ``fuse_mount``  a bucket, or a slow directory, as a mount
+``slow_directory``  a directory with slow opens, which are counted
+``slow_directory_server``  the process that serves its mount
 ``cluster``     an API server in memory
 ``kubelet``     pods as processes in namespaces
 ``memcached``   memcached servers that can be paused and killed

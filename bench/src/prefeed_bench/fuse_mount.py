@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
-from prefeed.testing.slow_directory import FuseUnavailableError, SlowDirectory, fuse_missing, slow_directory
 from prefeed_bench.errors import BenchFailedError, MissingRequirementError
 from prefeed_bench.s3_origin import Bucket
+from prefeed_bench.slow_directory import SlowDirectory, fuse_missing, slow_directory
 
 CacheMode = Literal["off", "full"]
 
@@ -51,13 +51,10 @@ def slow_mount(root: Path, *, read_seconds: float = 0.0, remember_seconds: int =
     Raises:
         MissingRequirementError: FUSE is missing.
     """
-    try:
-        with slow_directory(
-            root, open_seconds=_OPEN_SECONDS, read_seconds=read_seconds, remember_seconds=remember_seconds
-        ) as slow:
-            yield slow
-    except FuseUnavailableError as err:
-        raise MissingRequirementError(str(err)) from err
+    with slow_directory(
+        root, open_seconds=_OPEN_SECONDS, read_seconds=read_seconds, remember_seconds=remember_seconds
+    ) as slow:
+        yield slow
 
 
 @contextlib.contextmanager

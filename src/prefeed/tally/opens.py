@@ -23,7 +23,7 @@ Covers = Callable[[str], bool] | None
 
 _PREFEED = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _WITHIN = (f"{_PREFEED}interception{os.sep}", __file__)
-_OF_USERS = tuple(f"{_PREFEED}{room}{os.sep}" for room in ("vision", "testing"))
+_OF_USERS = tuple(f"{_PREFEED}{room}{os.sep}" for room in ("vision",))
 _IMPORT = ("<frozen importlib", "<frozen zipimport")
 _STANDARD = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

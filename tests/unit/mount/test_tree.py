@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_sources import MemorySource
 from prefeed.mount.tree import ROOT, Directory, File, Link, Tree, not_shown
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import build_manifest
-from prefeed.testing.sources import MemorySource
 from profiles import examples
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from prefeed.config import current
 from prefeed.packing.driver import PackRequest, PackResult, pack
 from prefeed.sources.urls import open_source, pack_url
-from prefeed.testing.source_contract import list_all
+from source_contract import list_all
 
 SIZES = (0, 1, 511, 512, 513, 1500, 4096, 9000, 70_000)
 LAYOUTS = ("webdataset", "tfrecord", "lmdb")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fake_sources import MemorySource
 from prefeed.packing.order import Order, packing_order, signature
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import build_manifest
-from prefeed.testing.sources import MemorySource
 
 PATHS = ["a-b.jpg", "a.b/c.cls", "a.b/c.jpg", "a.cls", "a.jpg", "b.cls", "b.jpg"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fake_sources import MemorySource
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
 from prefeed.packing.writing import read_ahead
 from prefeed.sources.manifest_writer import build_manifest
-from prefeed.testing.sources import MemorySource
 from prefeed.types import FetchedObject
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from fake_sources import CountingSource, Fault, FaultySource
 from leaks import wait_until
 from nodes import FakeClock, content, memory_source
 from prefeed.core.actions import Placement, Ticket
 from prefeed.errors import ObjectNotFoundError, SourceError
 from prefeed.server.fetchers import Fetchers, Job
-from prefeed.testing.sources import CountingSource, Fault, FaultySource
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from desk import Client, Desk, desk
+from fake_sources import MemorySource
 from prefeed.config import Config
 from prefeed.errors import AccessDeniedError, TransientSourceError
 from prefeed.server import dataset_opener
@@ -22,7 +23,6 @@ from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View
-from prefeed.testing.sources import MemorySource
 from prefeed.types import ObjectInfo
 from prefeed.wire import messages as m
 

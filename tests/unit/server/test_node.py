@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fake_sources import CountingSource, Fault, FaultySource
 from nodes import Asked, RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
 from prefeed.core.requests import START
@@ -21,7 +22,6 @@ from prefeed.errors import (
 from prefeed.limits import Limits
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.store.layout import stored_bytes
-from prefeed.testing.sources import CountingSource, Fault, FaultySource
 from sandbox import Sandbox
 
 READER = 7

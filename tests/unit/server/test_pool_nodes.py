@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fake_sources import MemorySource
 from leaks import wait_until
 from memcached import Memcached, memcached
 from nodes import RecordingTier, Rig, memory_source, rig
@@ -19,7 +20,6 @@ from prefeed.errors import ConfigError
 from prefeed.server.fetchers import Fetchers
 from prefeed.server.main import open_pool
 from prefeed.server.pool import PoolTier
-from prefeed.testing.sources import MemorySource
 from prefeed.types import FetchedObject, ObjectInfo
 
 pytestmark = pytest.mark.usefixtures("sandbox")

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fake_sources import MemorySource
 from nodes import PLENTY, RecordingTier, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.sources.blocks import BlockSource, entries_of
 from prefeed.sources.manifest_writer import Columns
 from prefeed.sources.posix import PosixSource
-from prefeed.testing.sources import MemorySource
 from prefeed.types import ObjectInfo
 from sandbox import Sandbox
 

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
+from fake_sources import CountingSource, Fault, FaultySource
 from nodes import content, memory_source
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
 from prefeed.sources.answers import read_origin, seconds_to_settle
-from prefeed.testing.sources import CountingSource, Fault, FaultySource
 from prefeed.types import ObjectInfo
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fake_sources import CountingSource, MemorySource
 from prefeed.config import Config
 from prefeed.errors import ObjectNotFoundError, TransientSourceError
 from prefeed.sources import library as library_module
@@ -20,7 +21,6 @@ from prefeed.sources.manifest import Manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.system import locks
-from prefeed.testing.sources import CountingSource, MemorySource
 from prefeed.types import ObjectInfo
 
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, composite
 
+from fake_sources import FaultySource, MemorySource
 from prefeed.errors import EmptyListingError, ManifestDamagedError, StoreFormatError
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import COLUMNS, Manifest, entry_key, entry_keys, version_hash, version_hashes
 from prefeed.sources.manifest_writer import build_manifest, write_generation, write_manifest
-from prefeed.testing.sources import FaultySource, MemorySource
 from prefeed.types import ObjectInfo
 from profiles import examples
 

@@ -32,7 +32,7 @@ from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, open_plain_source, open_source, pack_url
 from prefeed.system.files import write_durably
 from prefeed.system.machine import process_mark
-from prefeed.testing.source_contract import SourceContract, list_all
+from source_contract import SourceContract, list_all
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

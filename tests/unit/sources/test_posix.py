@@ -12,7 +12,7 @@ from prefeed.sources import file_names
 from prefeed.sources.file_versions import _packed
 from prefeed.sources.listing import split_paths
 from prefeed.sources.posix import PosixSource, stat_files, stat_paths
-from prefeed.testing.source_contract import list_all
+from source_contract import list_all
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -19,7 +19,7 @@ from prefeed.errors import (
 from prefeed.limits import Limits
 from prefeed.sources.store_errors import cause_of, translate
 from prefeed.sources.urls import open_source
-from prefeed.testing.source_contract import list_all
+from source_contract import list_all
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

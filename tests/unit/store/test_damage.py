@@ -18,8 +18,8 @@ from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
 from prefeed.store.tree import Walk, last_transaction
 from prefeed.store.writer import TierWriter
-from prefeed.testing.tier_contract import key_of, value_of
 from sandbox import Sandbox
+from tier_contract import key_of, value_of
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

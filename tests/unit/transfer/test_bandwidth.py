@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.testing.sources import MemorySource
+from fake_sources import MemorySource
 from prefeed.transfer.flow import Bandwidth, PacedSource
 
 

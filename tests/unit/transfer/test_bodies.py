@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fake_sources import Fault, FaultySource, MemorySource
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError, TruncatedBodyError
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import open_source
-from prefeed.testing.sources import Fault, FaultySource, MemorySource
 from prefeed.transfer.engine import PIECE_BYTES, PiecewiseBody, open_body
 from prefeed.transfer.entries import Entry, stamp_of
 from prefeed.transfer.flow import Bandwidth, PacedSource

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fake_sources import CountingSource, Fault, FaultySource, MemorySource, SlowSource
 from leaks import wait_until
 from prefeed.errors import (
     AccessDeniedError,
@@ -15,7 +16,6 @@ from prefeed.errors import (
     TransientSourceError,
 )
 from prefeed.sources.protocol import Source
-from prefeed.testing.sources import CountingSource, Fault, FaultySource, MemorySource, SlowSource
 from prefeed.transfer import engine
 from prefeed.transfer.engine import Body, CopyProgress, CopySummary, copy_objects
 from prefeed.transfer.entries import Entry

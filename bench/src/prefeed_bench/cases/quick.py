@@ -16,11 +16,11 @@ from typing import Any, Final
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ServerUnavailableError
-from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
 from prefeed.wire.endpoint import remove_runtime_dirs
-from prefeed_bench.errors import BenchFailedError, MissingRequirementError
+from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.processes import run_program
+from prefeed_bench.slow_directory import slow_directory
 
 FILES: Final = 20_000
 QUICK_FILES: Final = 1_000
@@ -130,12 +130,9 @@ def on_slow(root: Path, more: Sequence[str], *, with_prefeed: bool) -> Epochs:
     Raises:
         MissingRequirementError: FUSE is missing.
     """
-    try:
-        with slow_directory(root, open_seconds=OPEN_SECONDS) as slow:
-            command = [str(slow.path), *more]
-            return run_prefeed(command, slow.path) if with_prefeed else run_program("small_files.py", command)
-    except FuseUnavailableError as err:
-        raise MissingRequirementError(str(err)) from err
+    with slow_directory(root, open_seconds=OPEN_SECONDS) as slow:
+        command = [str(slow.path), *more]
+        return run_prefeed(command, slow.path) if with_prefeed else run_program("small_files.py", command)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A directory whose every open takes time, and that counts opens and reads: what a network file system is to a test."""
+"""A directory whose every open takes time, and that counts opens and reads: what a network file system is to a program."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from prefeed.errors import PrefeedError
 from prefeed.fuse.device import PROGRAM, missing
+from prefeed_bench.errors import BenchFailedError, MissingRequirementError
 
 _END_SECONDS: Final = 10.0
-
-
-class FuseUnavailableError(PrefeedError):
-    """No directory can be mounted with FUSE here; the message says what is missing."""
-
-    code = "fuse-unavailable"
 
 
 class SlowDirectory:
@@ -71,7 +65,7 @@ class SlowDirectory:
             except BrokenPipeError:
                 line = ""
         if not line:
-            raise FuseUnavailableError(f"the server of {self.path} has ended with status {self._server.wait()}")
+            raise BenchFailedError(f"the server of {self.path} has ended with status {self._server.wait()}")
         counts: dict[str, dict[str, int]] = json.loads(line)
         return counts
 
@@ -101,7 +95,7 @@ def slow_directory(
         silent: Path below ``source`` of a file that can be opened, but whose reads are never answered; empty: there is none.
 
     Raises:
-        FuseUnavailableError: FUSE is missing or not allowed here.
+        MissingRequirementError: FUSE is missing or not allowed here.
     """
     if not source.is_dir():
         raise NotADirectoryError(f"{source} is not a directory")
@@ -131,13 +125,13 @@ def fuse_missing() -> str | None:
 def _require_fuse() -> None:
     missing = fuse_missing()
     if missing is not None:
-        raise FuseUnavailableError(missing)
+        raise MissingRequirementError(missing)
 
 
 def _start(
     source: Path, mount_point: str, open_seconds: float, read_seconds: float, remember_seconds: int, silent: str
 ) -> subprocess.Popen[str]:
-    module = "prefeed.testing.slow_directory_server"
+    module = "prefeed_bench.slow_directory_server"
     command = [
         sys.executable, "-m", module, str(source), mount_point,
         str(open_seconds), str(read_seconds), str(remember_seconds), silent,
@@ -155,7 +149,7 @@ def _start(
         if answers.readline() != "ready\n":
             _close(server)
             errors.seek(0)
-            raise FuseUnavailableError(f"{source} cannot be mounted with FUSE:\n{errors.read().strip()}")
+            raise MissingRequirementError(f"{source} cannot be mounted with FUSE:\n{errors.read().strip()}")
     return server
 
 

@@ -123,7 +123,7 @@ class SourceContract:
         origin.put("a.bin", b"1")
         with pytest.raises(SourceError) as caught:
             _opened(origin).fetch("missing")
-        copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - written one line above
+        copy = pickle.loads(pickle.dumps(caught.value))
         assert (type(copy), str(copy), copy.details) == (type(caught.value), str(caught.value), caught.value.details)
 
     def test_many_threads_fetch_at_once(self, origin: Origin) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from leaks import parent_of, read_proc, wait_until
-from prefeed.testing import slow_directory as module
-from prefeed.testing.slow_directory import FuseUnavailableError, slow_directory
+from prefeed_bench import slow_directory as module
+from prefeed_bench.errors import BenchFailedError, MissingRequirementError
+from prefeed_bench.slow_directory import slow_directory
 from slow_files import slow_files, write_files
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -196,7 +197,7 @@ def test_nothing_is_left_while_somebody_still_reads(source: Path) -> None:
 def test_a_killed_server_is_said_and_cleaned_up(source: Path) -> None:
     with slow_files(source) as slow:
         os.kill(slow.pid, signal.SIGKILL)
-        with pytest.raises(FuseUnavailableError, match="has ended with status -9"):
+        with pytest.raises(BenchFailedError, match="has ended with status -9"):
             slow.opens()
     assert not slow.path.exists()
     assert wait_until(lambda: not fuse_programs(slow.path), timeout_seconds=60)
@@ -207,7 +208,7 @@ def test_it_is_unmounted_when_its_maker_is_killed(source: Path) -> None:
         pass  # or skip
     script = (
         "import pathlib, sys\n"
-        "from prefeed.testing.slow_directory import slow_directory\n"
+        "from prefeed_bench.slow_directory import slow_directory\n"
         "with slow_directory(pathlib.Path(sys.argv[1])) as slow:\n"
         "    print(slow.path, slow.pid, flush=True)\n"
         "    sys.stdin.read()\n"
@@ -235,7 +236,7 @@ def fuse_programs(path: Path) -> list[int]:
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     with (
-        pytest.raises(FuseUnavailableError, match="fusermount3 is not installed: apt-get install fuse3"),
+        pytest.raises(MissingRequirementError, match="fusermount3 is not installed: apt-get install fuse3"),
         slow_directory(tmp_path),
     ):
         pass
@@ -248,7 +249,7 @@ def test_a_refused_mount_says_why(source: Path, tmp_path: Path, monkeypatch: pyt
     (programs / "fusermount3").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     with (
-        pytest.raises(FuseUnavailableError, match=r"cannot be mounted with FUSE:(.|\n)*Operation not permitted"),
+        pytest.raises(MissingRequirementError, match=r"cannot be mounted with FUSE:(.|\n)*Operation not permitted"),
         slow_directory(source),
     ):
         pass

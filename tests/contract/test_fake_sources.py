@@ -2,8 +2,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fake_sources import CountingSource, Fault, FaultySource, MemorySource, SlowSource
 from prefeed.errors import AccessDeniedError, TransientSourceError, TruncatedBodyError
-from prefeed.testing.sources import CountingSource, Fault, FaultySource, MemorySource, SlowSource
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -1,6 +1,6 @@
 """The process behind ``slow_directory``: answers the kernel's requests for one FUSE mount from one thread.
 
-Run as ``python -m prefeed.testing.slow_directory_server SOURCE MOUNT_POINT OPEN_SECONDS READ_SECONDS
+Run as ``python -m prefeed_bench.slow_directory_server SOURCE MOUNT_POINT OPEN_SECONDS READ_SECONDS
 VALID_SECONDS SILENT``. Writes ``ready``
 once the directory is there, answers each line on its standard input with its counts as JSON, and ends, with the directory
 unmounted, when its standard input is closed: also when the process that started it was killed.
