@@ -19,7 +19,7 @@ from typing import Any, Final
 from prefeed.after_import import after_import, forget
 from prefeed.config import current
 from prefeed.frameworks import hooks
-from prefeed.tally import program
+from prefeed.run_summary import counters
 
 __all__ = ["answer_beside", "disable", "enable"]
 
@@ -79,7 +79,7 @@ def _begin() -> None:
         if not current().enabled:
             return
         interception, patch = _parts()
-        program.add(program.TORCH, 1)
+        counters.note(counters.IMPORTED, "torch")
         _speak()
         interception.install()
         patch.enable()
@@ -112,7 +112,7 @@ def _begin_framework(module: str) -> None:
             return
         from prefeed import interception
 
-        program.add(program.key_of(program.FRAMEWORK, module.partition(".")[0]), 1)
+        counters.note(counters.IMPORTED, module.partition(".")[0])
         _speak()
         interception.install()
         hooks.serve(module)
@@ -124,7 +124,7 @@ def _begin_framework(module: str) -> None:
 
 def _start_server() -> None:
     """Let the node server start while the rest of a framework is imported; only for ``prefeed run``, which is asked to serve."""
-    if not program.is_counting() or _is_of_multiprocessing():
+    if not counters.is_counting() or _is_of_multiprocessing():
         return
     from prefeed.client.launch import start_ahead
     from prefeed.errors import PrefeedError

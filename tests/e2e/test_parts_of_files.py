@@ -18,11 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import prefeed
 from cover import crossed
+from counting import counting
 from prefeed.client import lending, part_costs
 from prefeed.client.lending import CostMeter
 from prefeed.store.reader import ReadBatch
-from prefeed.tally import program
-from prefeed.tally.program import sums
 from prefeed.torch import attachment
 from sandbox import Sandbox, end_all, servers_of
 from slow_files import SlowDirectory, slow_files
@@ -284,18 +283,19 @@ def test_what_the_cache_makes_slower_is_left_alone(
     assert slow.opens() == NUM_FILES + 2 * NUM_SAMPLES
 
 
-def test_the_last_line_counts_the_bytes_that_were_read(slow: SlowDirectory, tmp_path: Path) -> None:
+def test_the_run_summary_counts_the_bytes_that_were_read(slow: SlowDirectory, tmp_path: Path) -> None:
     """Of a file of which parts were read these; what came from the origin came whole."""
-    (tmp_path / "counts").mkdir()
-    program.begin(str(tmp_path / "counts"))
-    try:
+    with counting(tmp_path / "counts") as sums:
         ours = loader_of(Slices(slow.path, *WAYS["seek"]))
         for _ in range(2):
             assert len(list(ours)) == NUM_SAMPLES // 8
-        found = sums(str(tmp_path / "counts"))[program.READS][:4]
-    finally:
-        program.end()
-    assert found == [2 * NUM_SAMPLES - NUM_FILES, 2 * NUM_SAMPLES * SLICE_BYTES, NUM_FILES, NUM_FILES * FILE_BYTES]
+        found = sums()
+    assert (found["hits"], found["late_or_missed"], found["direct_reads"]) == (
+        2 * NUM_SAMPLES - NUM_FILES,
+        NUM_FILES,
+        0,
+    )
+    assert (found["cache_bytes"], found["origin_bytes"]) == (2 * NUM_SAMPLES * SLICE_BYTES, NUM_FILES * FILE_BYTES)
 
 
 class Sometimes(Dataset[bytes]):

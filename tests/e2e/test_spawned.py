@@ -60,14 +60,14 @@ WITH_TORCH = modules("""
     interception.reading interception.scope interception.threads interception.writing
     limits loaders loaders.replacing places quantities
     system system.machine system.trust
-    tally tally.estimate tally.opens tally.program torch torch.patch
+    run_summary run_summary.counters torch torch.patch
 """)
 """What a spawned process imports with torch. Each takes processor time in each worker, so another one needs a reason."""
 
 OF_WORKER = WITH_TORCH | modules("""
     client client.in_place client.part_costs client.seen
     core core.in_place core.plan loaders.kinds loaders.stages
-    sources sources.mounts system.heap system.memory system.paths system.units
+    run_summary.explain sources sources.mounts system.heap system.memory system.paths system.units
     torch.collating torch.in_place torch.order torch.permutation torch.ring
     torch.samples torch.sending torch.slots
 """)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import servers
-from leaks import read_proc
 from mounting import daemon_of, has_ended, mounted
 from prefeed.client import launch
 from prefeed.client.node import NodeClient
@@ -21,7 +18,7 @@ from prefeed.config import Config, resolve
 from prefeed.sources.fork_proxy import ForkedReader
 from prefeed.sources.store_access import StoreAccess
 from process.conditions import kill, server_pid, wait_for
-from sandbox import Sandbox, processes_of
+from sandbox import Sandbox
 from slow_files import write_files
 
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
@@ -103,22 +100,3 @@ def test_the_process_that_reads_for_a_forked_worker(root: Path) -> None:
             send_all([pid])
             assert bytes(reader.fetch("2.bin").data) == bytes([2]) * 1000
             assert reader._process.pid == pid
-
-
-def test_the_watcher_of_a_program(tmp_path: Path, sandbox: Sandbox) -> None:
-    """The program is killed, so that nobody but the watcher can say the last line."""
-    (tmp_path / "program.py").write_text("import signal\nprint('up', flush=True)\nsignal.pause()\n")
-    with subprocess.Popen(
-        [sys.executable, "-m", "prefeed", "run", "program.py"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as program:
-        assert program.stdout is not None
-        assert program.stderr is not None
-        assert program.stdout.readline() == b"up\n"
-        watchers = [pid for pid in processes_of(sandbox) if b"watcher.py" in read_proc(pid, "cmdline")]
-        assert len(watchers) == 1
-        send_all([*watchers])
-        program.kill()
-        assert b"prefeed" in program.stderr.read()

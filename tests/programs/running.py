@@ -24,9 +24,7 @@ _PASS = re.compile(
     r"prefeed: (?P<what>epoch (?P<epoch>\d+)|[a-z ]+) of (?P<loader>.+?)(, \d+( of \d+)? batches)?: "
     r"[\d.]+ % of [\d.]+ s spent waiting for data(; hit ratio (?P<ratio>[\d.]+) of (?P<reads>\d+) reads)?"
 )
-_FILES = re.compile(
-    r"prefeed: (?P<cache>[\d,]+|no) files? from the cache \(.*?\), (?P<origin>[\d,]+) from the origin \("
-)
+_SUMMARY = re.compile(r"prefeed: (?P<reads>[\d,]+) reads: (?P<hits>[\d,]+) hits ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class Program:
         num_scanned: Files that are read there first, before the loaders begin.
         is_endless: Its loader reads on when the last epoch has ended, as far as it comes.
         is_answered: Its reads can be answered from the cache.
-        past: What the last lines say of opens that bypassed the cache; empty: nothing.
+        past: What the run summary reports of opens that bypassed the cache; empty: nothing.
         environment: What ``prefeed run`` needs to be told.
     """
 
@@ -107,11 +105,11 @@ class Run:
         return sum(one.hits for one in self.passes)
 
     @property
-    def last_files(self) -> tuple[int, int]:
-        """Files from the cache and from the origin, as the program's last lines say."""
-        found = _FILES.search(self.said)
+    def summed_up(self) -> tuple[int, int]:
+        """Reads and hits of the run summary."""
+        found = _SUMMARY.search(self.said)
         assert found is not None, self.said
-        return int(found["cache"].replace(",", "").replace("no", "0")), int(found["origin"].replace(",", ""))
+        return int(found["reads"].replace(",", "")), int(found["hits"].replace(",", ""))
 
 
 def run_three_times(program: Program, data: Path, folder: Path) -> dict[str, Run]:
@@ -123,7 +121,7 @@ def run_three_times(program: Program, data: Path, folder: Path) -> dict[str, Run
 def _run(program: Program, kind: str, slow: SlowDirectory, folder: Path) -> Run:
     script, *rest = program.line
     out = folder / kind
-    under = [] if kind == "plain" else ["-m", "prefeed", "run"]
+    under = [] if kind == "plain" else ["-m", "prefeed", "run", "--explain"]
     before = Counter(slow.opens_by_file())
     done = subprocess.run(
         [sys.executable, *under, str(SCRIPTS / script), str(slow.path), str(out), *rest],

@@ -142,11 +142,11 @@ def test_the_server_starts_while_a_framework_is_imported_under_prefeed_run(
     import prefeed.auto
     from prefeed.client import launch
     from prefeed.config import configure
-    from prefeed.tally import program
+    from prefeed.run_summary import counters
 
     started: list[str] = []
     monkeypatch.setattr(launch, "start_ahead", lambda config: started.append(config.home_id))
-    monkeypatch.setattr(program, "is_counting", lambda: counting)
+    monkeypatch.setattr(counters, "is_counting", lambda: counting)
     set_limits(monkeypatch, start_ahead=ahead)
     monkeypatch.setenv("PREFEED_ROOTS", "/data")
     configure()

@@ -3,7 +3,6 @@
 Kept as cheap as it can be, for every Python process imports it; and silent where prefeed is not installed.
 """
 
-import atexit
 import importlib
 import os
 import sys
@@ -43,24 +42,13 @@ def _frameworks():  # type: () -> tuple[str, ...]
     return tuple(MODULES)
 
 
-def _count(directory):  # type: (str) -> None
-    """Count in the directory of the program; its first process says the last line when it ends."""
-    from prefeed.tally import opens, program
+def _count():  # type: () -> None
+    """Count for the run summary, which the outermost process prints when it ends."""
+    from prefeed.run_summary import explain, report
 
-    program.begin(directory)
-    opens.watch_roots(directory)
-    if program.is_first(directory):
-        atexit.register(_end, directory, os.getpid())
-
-
-def _end(directory, process):  # type: (str, int) -> None
-    if os.getpid() == process:
-        try:
-            from prefeed.cli.last_line import say_at_exit
-
-            say_at_exit(directory)
-        except Exception:
-            pass  # the watcher says it
+    report.begin()
+    if explain.ROOTS in os.environ:
+        explain.begin(os.environ[explain.ROOTS])
 
 
 def _step_aside():  # type: () -> None
@@ -92,7 +80,7 @@ if os.environ.get("PREFEED_AUTO") == "1" or os.environ.get("PREFEED_DOCTOR"):
                     after_import(name, _answer_beside)
         if os.environ.get("PREFEED_RUN"):
             try:
-                _count(os.environ["PREFEED_RUN"])
+                _count()
             except Exception:
                 pass  # the program still runs
         if os.environ.get("PREFEED_DOCTOR"):

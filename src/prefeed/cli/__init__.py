@@ -14,10 +14,6 @@ belong to prefeed-bench.
 ``text``           text that a terminal can print
 ``failure``        the message and exit code of a failed command
 ``run``            ``prefeed run``
-``recording``      the directory and the watcher that ``prefeed run`` prepares for the last line
-``watcher``        prints the last line if the program cannot
-``last_line``      prints the last line and writes the JSON file
-``program_facts``  the numbers and words of the last line (pure)
 ``server``         ``prefeed server``
 ``stats``          ``prefeed stats``
 ``watch``          the screen of ``prefeed stats --watch``

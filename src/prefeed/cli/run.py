@@ -2,12 +2,13 @@
 
 Python is restarted in this very process, with an environment in which it finds ``autostart/sitecustomize.py``. So the
 program runs as ``python script.py`` would run it, to the last detail: ``sys.argv`` and ``sys.path``, tracebacks, exit
-codes, signals. And what it starts itself, however it does, has the environment too. What its processes count is summed up in a last
-line (``recording.py``, ``last_line.py``).
+codes, signals. And what it starts itself, however it does, has the environment too. Its outermost Python process prints the run summary
+(``prefeed.run_summary``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -21,11 +22,14 @@ from typing import Any, Final
 import click
 
 from prefeed.cli.options import config_of, home_option
-from prefeed.cli.recording import Record, begin_record, is_within_another, require_writable
 from prefeed.cli.text import printable
 from prefeed.config import SAMPLE_SET, Config
 from prefeed.errors import PrefeedError
+from prefeed.run_summary.explain import ROOTS
+from prefeed.run_summary.report import JSON, RUN, remove
 from prefeed.sampleset.names import resolve_roots
+from prefeed.sources.mounts import Roots
+from prefeed.wire.endpoint import make_runtime_dir
 
 _BINARY: Final = b"\x7fELF"
 _LONGEST_FIRST_LINE: Final = 256
@@ -48,22 +52,25 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
 @click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
 @click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path),
-    help="Write the facts of the last line to FILE, as one JSON object.",
+    help="Write the run summary to FILE, as one JSON object.",
 )  # fmt: skip
-@click.option("--quiet", is_flag=True, help="Print only warnings and errors: no reports and no last line.")
+@click.option(
+    "--explain", is_flag=True, help="List the calls that open files without the cache; takes time at each open."
+)
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors: no reports and no run summary.")
 @click.option("-m", "kind", flag_value="-m", help="PROGRAM is a module, as with python -m.")
 @click.option("-c", "kind", flag_value="-c", help="PROGRAM is Python code, as with python -c.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    *, roots: tuple[str, ...], read_once: bool, json_file: Path | None, quiet: bool, kind: str | None, program: str,
-    arguments: tuple[str, ...], **settings: str | None,
+    *, roots: tuple[str, ...], read_once: bool, json_file: Path | None, explain: bool, quiet: bool, kind: str | None,
+    program: str, arguments: tuple[str, ...], **settings: str | None,
 ) -> None:  # fmt: skip
     """Run a training program unchanged, with every DataLoader read through the cache.
 
     PROGRAM is a Python script, - for standard input, with -m a module, with -c Python code, or a command that starts
     Python, such as torchrun. Everything after it belongs to the program. Programs that it starts in turn are served as well.
-    At its end, a summary shows the files that were served, from where, and how long the program waited.
+    At its end, a run summary shows how the reads went, and how long the program waited for data.
     """
     given: dict[str, Any] = dict(settings)
     if any(os.pathsep in root.removeprefix(SAMPLE_SET) for root in roots):
@@ -78,47 +85,56 @@ def command(
     ).roots  # says now, and not in each of its processes, what is wrong with a sample set
     environment = run_environment({name for name, value in given.items() if value is not None}, config, os.environ)
     line = command_line(program, arguments, kind=kind)
-    record = _record(line, replace(config, roots=directories), json_file=json_file, quiet=quiet)
-    environment.update(record.variables)
-    if quiet:
-        environment["PREFEED_QUIET"] = "1"
+    environment |= _summary_environment(
+        replace(config, roots=directories), json_file=json_file, explains=explain, quiet=quiet
+    )
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        os.execve(line[0], line, environment)
-    except BaseException:
-        record.discard()
-        raise
+    os.execve(line[0], line, environment)
 
 
-def _record(line: list[str], config: Config, *, json_file: Path | None, quiet: bool) -> Record:
-    """Return where the program counts what it does.
+def _summary_environment(config: Config, *, json_file: Path | None, explains: bool, quiet: bool) -> dict[str, str]:
+    """Return the environment in which the program counts, and prints a run summary when it ends.
+
+    Args:
+        config: Settings whose roots are directories.
+        json_file: File for machines.
+        explains: Opens that bypass the cache are recorded.
+        quiet: Nothing is printed.
 
     Raises:
-        click.UsageError: The file for machines cannot be written.
+        click.UsageError: The file cannot be written, or there is nothing to explain.
     """
-    if is_within_another(os.environ):
-        if json_file is not None:
+    environment = {"PREFEED_QUIET": "1"} if quiet else {}
+    if RUN in os.environ:
+        if json_file is not None or explains:
             raise click.UsageError(
-                "this runs inside another `prefeed run`, which prints the last line; give --json to that one"
+                "the outer `prefeed run` prints the run summary: give --json and --explain to that one"
             )
-        return Record("")
-    if quiet and json_file is None:
-        return Record("")
+        return environment
+    if not config.enabled and not quiet:
+        click.echo("prefeed: nothing is done: PREFEED_ENABLED is 0", err=True)
+    if not config.enabled or (quiet and json_file is None):
+        return environment
+    roots = Roots.of(config)
+    if explains:
+        if not roots:
+            raise click.UsageError("--explain needs --root DIR, because no network file system is mounted")
+        environment[ROOTS] = os.pathsep.join(roots.places)
     if json_file is not None:
-        try:
-            require_writable(json_file)
-        except OSError as err:
-            raise click.UsageError(f"cannot write {json_file}: {err.strerror}") from err
+        environment[JSON] = str(json_file.resolve())
+        if json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK):
+            raise click.UsageError(f"cannot write {json_file}: name a file in a directory that you may write to")
     try:
-        named = None if json_file is None else os.path.abspath(json_file)
-        return begin_record(line, config, json_file=named, is_quiet=quiet)
+        runtime = make_runtime_dir(config.runtime_dirs)
     except (PrefeedError, OSError) as err:
-        if json_file is not None:
-            raise click.UsageError(f"{json_file} cannot be written at the end: {err}") from err
-        if not quiet:
-            click.echo(printable(f"prefeed: there will be no last line: {err}"), err=True)
-        return Record("")
+        click.echo(printable(f"prefeed: there will be no run summary: {err}"), err=True)
+        return environment
+    for left in runtime.glob("run-*"):  # by programs that a signal has ended
+        if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
+            with contextlib.suppress(OSError):
+                remove(str(left))
+    return environment | {RUN: f"{os.getpid()}:{runtime}"}
 
 
 def run_environment(given: set[str], config: Config, environ: Mapping[str, str]) -> dict[str, str]:

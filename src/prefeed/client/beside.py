@@ -136,7 +136,7 @@ class ReadsBeside:
             return data, reader.last_key, outcome
         finally:
             reader.sample_made()
-            reader.tell_program()  # at once: a child of a pool is ended without a warning
+            reader.count_reads()  # at once: a child of a pool is ended without a warning
 
     def _reader(self, dataset: NodeDataset) -> ObjectReader:
         """Return a reader for one read at a time."""

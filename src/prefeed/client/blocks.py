@@ -37,6 +37,7 @@ from prefeed.errors import (
     ServerError,
     SourceError,
 )
+from prefeed.run_summary import counters
 from prefeed.sources.answers import patiently, read_origin, seconds_to_settle
 from prefeed.sources.blocks import (
     Block,
@@ -54,7 +55,6 @@ from prefeed.sources.steadiness import MOST_READS
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.urls import blocks_url, is_of_store, listing_mark, open_blocks, veiled
 from prefeed.store.reader import TierReader
-from prefeed.tally import program
 from prefeed.types import Buffer, EntryKey, ObjectInfo
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import put_in_transit
@@ -262,7 +262,7 @@ class Blocks:
             entry = thing.entry(index)
             listed = Listed(entry.size_bytes, version_hash(entry.version))
             data = self._let_in(thing, lambda: read_origin(thing.source, entry.path, self.config, listed=listed))
-            program.add(program.READS, 0, 0, 1, memoryview(data).nbytes)
+            _count_direct(data)
             return data
         try:
             seat = self._seats.pop()
@@ -282,7 +282,7 @@ class Blocks:
         info = thing.info
         block = Block(info.path, offset, size_bytes, version_hash(info.version), info.size_bytes)
         data: Buffer = self._let_in(thing, lambda: self.ask(lambda: thing.source.fetch_part(block))).data
-        program.add(program.READS, 0, 0, 1, memoryview(data).nbytes)
+        _count_direct(data)
         return data
 
     def _let_in(self, thing: BlockObject, request: Callable[[], Result]) -> Result:
@@ -345,9 +345,9 @@ class Blocks:
             self._tell(self._control, m.ExtendPlan(consumer, np.asarray(indices, dtype=np.int64).tobytes()))
 
     def consumed(self, thing: BlockObject, consumer: int, indices: Sequence[int], hits: int, num_bytes: int) -> None:
-        """Tell the server, and the program's last line, what was read from the tier."""
-        if hits:
-            program.add(program.READS, hits, num_bytes)
+        """Report reads from the tier to the server and to the run summary."""
+        counters.add(counters.HITS, hits)
+        counters.add(counters.CACHE_BYTES, num_bytes)
         dataset, connection = thing.dataset, self._control
         if dataset is None or connection is None or connection.instance != dataset.instance:
             return
@@ -368,8 +368,8 @@ class Blocks:
 
         A file may be closed by what holds it, as that is collected: in any thread, and inside a call of this very class.
         """
-        if hits:
-            program.add(program.READS, hits, num_bytes)
+        counters.add(counters.HITS, hits)
+        counters.add(counters.CACHE_BYTES, num_bytes)
         connection, dataset = self._control, thing.dataset
         if connection is None or dataset is None or connection.instance != dataset.instance:
             return
@@ -473,6 +473,11 @@ class Blocks:
         connection, self._control = self._control, None
         if connection is not None:
             connection.close()
+
+
+def _count_direct(data: Buffer) -> None:
+    counters.add(counters.DIRECT)
+    counters.add(counters.ORIGIN_BYTES, memoryview(data).nbytes)
 
 
 def _popped(idle: deque[Result]) -> Iterator[Result]:

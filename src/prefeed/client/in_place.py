@@ -26,7 +26,6 @@ from xxhash import xxh3_64_intdigest
 from prefeed.core.in_place import MOST_MEASURED, QUICK_NS, Storage, judge
 from prefeed.core.plan import Ids
 from prefeed.sources.mounts import Roots
-from prefeed.tally import opens
 
 _WORD_BYTES: Final = 8
 _NUM_ROWS: Final = 64
@@ -338,8 +337,6 @@ class ReadMeter:
         self._is_known = not is_slow and self._state.num_measured() >= MOST_MEASURED
         self._num_left = 0 if self._is_known else _MOST_TRIES + 1
         self._num_large += data is None
-        if data is not None:
-            opens.measured(path)
         return data
 
 

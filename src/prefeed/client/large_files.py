@@ -23,12 +23,12 @@ from prefeed.client.blocks import BlockObject, Blocks, blocks_of
 from prefeed.config import Config
 from prefeed.core.in_place import QUICK_NS
 from prefeed.errors import ObjectChangedError, PrefeedError
+from prefeed.run_summary import counters
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.steadiness import is_old
 from prefeed.sources.urls import split_object
 from prefeed.system.clock import Clock
-from prefeed.tally import program
 from prefeed.types import ObjectInfo
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -170,7 +170,8 @@ class LentBlocks:
             data += more
         if len(data) < size or not self.are_of(self._descriptor):
             raise ObjectChangedError(f"{self._path} changed while it was open: open it again", path=self._path)
-        program.add(program.READS, 0, 0, 1, len(data))
+        counters.add(counters.DIRECT)
+        counters.add(counters.ORIGIN_BYTES, len(data))
         return data
 
 

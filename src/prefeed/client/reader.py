@@ -33,12 +33,12 @@ from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError, error_of
 from prefeed.places import say_once
+from prefeed.run_summary import counters
 from prefeed.sources.answers import read_origin
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
 from prefeed.store.reader import StoredValue, TierReader
-from prefeed.tally import program
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
 
@@ -323,12 +323,12 @@ class ObjectReader(CountedReads):
             self._in_own_threads,
         )
         del self._consumed[:]
-        self.tell_program()
+        self.count_reads()
         self._unreported_bytes = self._unread_bytes = self._counted_bytes = 0
         self._reported_at = time.monotonic()
         if self._send(message):
             self._hits = self._direct_reads = self._in_own_threads = self._hit_bytes = 0
-            self._counted_hits = self._counted_direct = 0
+            self._counted_hits = self._counted_direct = self._counted_own_threads = 0
 
     def close(self) -> None:
         """Report what is left and let go of the socket, the tier and the source; a later read opens them again."""
@@ -495,7 +495,7 @@ class ObjectReader(CountedReads):
 
     def _read_direct(self, object_id: int) -> Buffer:
         data = self._read_origin(object_id)
-        program.add(program.READS, 0, 0, 1, len(data))
+        counters.add(counters.ORIGIN_BYTES, len(data))  # the read is counted already
         return data
 
     def _read_origin(self, object_id: int) -> Buffer:

@@ -1,12 +1,11 @@
 """MindSpore's ``GeneratorDataset`` over a source with an index: the sampler's indices of an epoch come in one array.
 
 MindSpore calls a function of its module once per epoch, with all of them; its workers take them in turns. Its own readers of files
-are C++: they are only counted, for the last line of ``prefeed run``.
+are C++ and bypass the cache.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,10 +13,8 @@ from typing import Any, Final
 from prefeed.loaders.feed import Feed, Feeds
 from prefeed.loaders.replacing import Method, Replaced
 from prefeed.loaders.sources import ServedSource
-from prefeed.tally import native
 
 _MODULE: Final = "mindspore.dataset.engine.datasets_user_defined"
-_DATASETS: Final = "mindspore.dataset.engine.datasets"
 
 _feeds = Feeds("GeneratorDataset")
 _replaced: list[Replaced] = []
@@ -35,9 +32,6 @@ def enable() -> None:
     _replaced.append(Replaced(module.GeneratorDataset, "prepare_multiprocessing", _prepare))
     _replaced.append(Replaced(module, "_cpp_sampler_fn", _sample))
     _replaced.append(Replaced(module, "_cpp_sampler_fn_mp", _sample))
-    datasets: Any = sys.modules.get(_DATASETS)
-    if datasets is not None:
-        _replaced.append(Replaced(datasets.Dataset, "parse_tree", _parse))
 
 
 def disable() -> None:
@@ -85,21 +79,3 @@ def _following(samples: Iterator[Any], feed: Feed, order: Any) -> Iterator[Any]:
         yield sample
         feed.step()
     feed.epoch_ended()
-
-
-def _parse(own: Method, dataset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Count a reader of files when the pipeline is built."""
-    if type(dataset).__module__ != _MODULE:
-        names = [name for attribute, value in vars(dataset).items() for name in _names_in(attribute, value)]
-        if names:
-            native.reads(f"mindspore.dataset.{type(dataset).__name__}", names)
-    return own(dataset, *args, **kwargs)
-
-
-def _names_in(attribute: str, value: Any) -> list[str]:
-    """Return the files that an attribute of a reader names; of a directory, the name that a file in it would have."""
-    if not attribute.startswith("dataset_"):
-        return []
-    values = value if isinstance(value, list) else [value]
-    names = [name for name in values if isinstance(name, str) and name]
-    return [os.path.join(name, "file") for name in names] if attribute.endswith("_dir") else names

@@ -2,14 +2,12 @@
 
 from_generator                       passes of a generator: served and read ahead, see ``generators``
 tf.numpy_function, tf.py_function    files that they open come from the cache; TensorFlow draws their order in C++
-tf.io.read_file, TFRecordDataset …   open files in C++: only counted, for the last line of ``prefeed run``
+tf.io.read_file, TFRecordDataset …   open files in C++ and bypass the cache
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Final
 
 from prefeed.client.beside import ReadsBeside
@@ -17,36 +15,17 @@ from prefeed.config import current
 from prefeed.frameworks.generators import ServedGenerator
 from prefeed.interception import answers_everywhere, reads_from
 from prefeed.loaders.feed import Feeds
-from prefeed.loaders.replacing import Method, Replaced, ReplacedFunction
+from prefeed.loaders.replacing import Method, Replaced
+from prefeed.run_summary import counters
 from prefeed.sampleset.names import resolve_roots
 from prefeed.sources.mounts import Roots
-from prefeed.tally import native, program
 
 _DATASETS: Final = "tensorflow.python.data.ops.dataset_ops"
 _FUNCTIONS: Final = "tensorflow.python.ops.script_ops"
-_FILES: Final = "tensorflow.python.lib.io.file_io"
-_OPS: Final = {
-    "tensorflow.python.ops.gen_io_ops": {"read_file": "tf.io.read_file"},
-    "tensorflow.python.ops.gen_dataset_ops": {
-        "tf_record_dataset": "tf.data.TFRecordDataset",
-        "tf_record_dataset_v2": "tf.data.TFRecordDataset",
-        "text_line_dataset": "tf.data.TextLineDataset",
-        "fixed_length_record_dataset_v2": "tf.data.FixedLengthRecordDataset",
-    },
-}
-"""By module: functions that make an operation that opens files, and what users call it."""
-
-_LISTS: Final = {
-    "tensorflow.python.ops.gen_io_ops": "matching_files",
-    "tensorflow.python.ops.gen_dataset_ops": "tensor_slice_dataset",
-}
-"""By module: functions whose first argument may be names of files that an operation opens later."""
-
 _NAME: Final = "tf.numpy_function, tf.py_function"
-_MOST_NAMES: Final = 1 << 16
 
 _feeds = Feeds("tf.data.Dataset.from_generator")
-_replaced: list[ReplacedFunction] = []
+_replaced: list[Replaced] = []
 
 
 class _Functions:
@@ -54,7 +33,6 @@ class _Functions:
 
     def __init__(self) -> None:
         self._reader: ReadsBeside | None = None
-        self._is_counted = False
 
     def begin(self) -> None:
         """Files below the roots are answered from now on."""
@@ -75,9 +53,8 @@ class _Functions:
             with reads_from(reader):
                 return own(registry, *args, **kwargs)
         finally:
-            if not self._is_counted and reader.outcomes:
-                self._is_counted = True
-                program.add(program.key_of(program.LOADER, _NAME), 1, 0, 0, 0, 0, 0, 0, 1)
+            if reader.outcomes:
+                counters.note(counters.SERVED, _NAME)
 
 
 _functions = _Functions()
@@ -126,14 +103,6 @@ def enable() -> None:
     _passes.begin()
     _replaced.append(Replaced(datasets.DatasetV2._GeneratorState, "__init__", _keep))
     _replaced.append(Replaced(functions.FuncRegistry, "__call__", _functions.call))
-    for module, names in _OPS.items():
-        for name, call in names.items():
-            _tell_before(module, name, partial(_tell_reads, call))
-    for module, name in _LISTS.items():
-        _tell_before(module, name, _tell_lists)
-    files: Any = sys.modules.get(_FILES)
-    if files is not None:
-        _replaced.append(Replaced(files.FileIO, "__init__", _open))
 
 
 def disable() -> None:
@@ -148,43 +117,3 @@ def disable() -> None:
 def _keep(own: Method, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (generator,) = (*args, *kwargs.values())
     return own(state, ServedGenerator(generator, _feeds, beside=lambda: _passes.reader))
-
-
-def _open(own: Method, file: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    made = own(file, *args, **kwargs)
-    if "r" in file.mode:
-        native.reads("tf.io.gfile.GFile", [file.name])
-    return made
-
-
-def _tell_before(module: str, name: str, tell: Callable[[Any], None]) -> None:
-    """Call ``tell`` with the first argument before each call of a function."""
-
-    def instead(own: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tell(args[0] if args else next(iter(kwargs.values()), None))
-        return own(*args, **kwargs)
-
-    owner = sys.modules.get(module)
-    if hasattr(owner, name):
-        _replaced.append(ReplacedFunction(owner, name, instead))
-
-
-def _tell_reads(call: str, names: Any) -> None:
-    native.reads(call, _names_in(names))
-
-
-def _tell_lists(value: Any) -> None:
-    for part in value if isinstance(value, list | tuple) else (value,):
-        native.lists(_names_in(part, most=1))
-
-
-def _names_in(value: Any, *, most: int = _MOST_NAMES) -> Iterator[str | bytes]:
-    """Yield texts of a text, or of a tensor whose value is known; never raises."""
-    try:
-        if isinstance(value, str | bytes):
-            yield value
-        elif getattr(value, "dtype", None) == "string" and hasattr(value, "numpy"):
-            found = value.numpy()
-            yield from [found] if isinstance(found, bytes) else found.ravel()[:most].tolist()
-    except Exception:  # noqa: BLE001 - it is no reason for the program to fail
-        return

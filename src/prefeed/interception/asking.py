@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from prefeed.system.machine import OF_PROCESS
-from prefeed.tally.program import IN_OWN_THREAD, IN_SAMPLE
 
 if TYPE_CHECKING:
     from prefeed.types import Buffer
@@ -226,10 +225,10 @@ def set_reader(reader: FileReader | None) -> Any:
 
 
 def whereabouts() -> str:
-    """Return ``IN_SAMPLE`` in a thread that makes a sample or was started by one, ``IN_OWN_THREAD`` in others meanwhile, else ""."""
+    """Describe this thread: it makes a sample, or a sample started it; it is another one in the meantime; or no sample is made."""
     if asking.depth > 0 or carried() is not None:
-        return IN_SAMPLE
-    return "" if outside.counting is None else IN_OWN_THREAD
+        return "in samples"
+    return "outside of samples" if outside.counting is None else "in threads of its own"
 
 
 def ask(path: str) -> Answer | None:

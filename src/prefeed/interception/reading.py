@@ -20,7 +20,6 @@ from prefeed.interception.asking import Replacement, absolute_path, ask, ask_who
 from prefeed.interception.events import tell
 from prefeed.interception.files import PartlyReadFile, ServedFile, as_text, opened_file
 from prefeed.interception.writing import Named, Telling, is_writing, observers
-from prefeed.tally.opens import passed
 
 if TYPE_CHECKING:
     from prefeed.types import Buffer
@@ -178,7 +177,6 @@ class ImRead(Replacement):
             if image is not None:
                 return image
             tell(args[0] if args else kwargs.get("filename"))
-        passed("cv2.imread", args[0] if args else kwargs.get("filename"))
         return self.original(*args, **kwargs)
 
 
@@ -255,7 +253,6 @@ class ReadFile(Replacement):
                 return torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if asking.reader is not None:
             tell(args[0] if args else None)
-        passed("torchvision.io.read_file", args[0] if args else None)
         return self.original(*args, **kwargs)
 
 

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -34,8 +33,8 @@ from prefeed.loaders.kinds import Order
 from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.sources import ServedSource
 from prefeed.loaders.stages import has_cached_stage
+from prefeed.run_summary import counters
 from prefeed.shown import described
-from prefeed.tally import program
 
 _log = logging.getLogger("prefeed")
 
@@ -57,7 +56,7 @@ T = TypeVar("T")
 class Feed(Reported):
     """Plans the samples of one loader, and reads them through the cache.
 
-    A loader that cannot be helped is left alone, and one line of the log says why; so does the last line of ``prefeed run``.
+    A loader that cannot be helped is left alone, and one line of the log says why; so does the run summary.
 
     Args:
         dataset: The user's, map-style.
@@ -93,10 +92,10 @@ class Feed(Reported):
     def serve(self) -> ServedSource | None:
         """Return what stands in for the dataset in the next epoch; None: nothing does."""
         source = self._try_serve()
-        key = program.key_of(program.LOADER, self.name)
-        program.add(key, int(source is not None), int(source is None), 0, 0, 0, 0, 0, int(program.is_new(key)))
-        if source is None and self._said:
-            program.add(program.key_of(program.WHY, self.name, self._said), 1)
+        if source is not None:
+            counters.note(counters.SERVED, self.name)
+        elif self._said:
+            counters.note(counters.REFUSED, self.name, self._said)
         return source
 
     def leave(self, reason: str) -> None:
@@ -149,19 +148,17 @@ class Feed(Reported):
         if access.learned is not None and access.learned.opens_nothing():
             name = type(self._dataset).__name__
             self.leave(f"the samples of its dataset, {name}, open no files below the roots")
-            program.add(program.key_of(program.LOADER, self.name), 0, 0, 1)
-            program.add(program.key_of(program.WHY, self.name, self._said), 1)
+            counters.note(counters.REFUSED, f"later epochs of {self.name}", self._said)
 
     # ------------------------------------------------------------ the loop
 
     def loop_begins(self, num_batches: int | None) -> None:
         """The loop asks for an iterator; ``num_batches`` is None when it is not known."""
-        program.epoch_begins()
+        counters.begin_epoch()
         if self._report is None:
             self._report = LoaderReport(
                 self.name, self.counts, self.told,
                 interval_seconds=current().report_interval, clock=time.monotonic,
-                tally=partial(program.add, program.key_of(program.LOADER, self.name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
         self._report.epoch_begins(num_batches)
 

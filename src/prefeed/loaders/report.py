@@ -15,6 +15,7 @@ from weakref import ref
 from prefeed.client.consumer import Consumer
 from prefeed.client.untold import keep_untold
 from prefeed.config import Config
+from prefeed.run_summary import counters
 from prefeed.types import EpochWait, OriginReads, ReadCounts
 
 _log = logging.getLogger("prefeed")
@@ -26,9 +27,6 @@ _LEAST_LEFT = 2
 
 Publish = Callable[[EpochWait], None]
 """Is told of each epoch that ended."""
-
-Tally = Callable[[int, int, int, int], None]
-"""Is told of epochs that ended, batches, nanoseconds of epochs, and those of them in which the loop waited."""
 
 Counts = Callable[[], ReadCounts | None]
 """Asks the node how the loader's reads went so far; None when it is not told."""
@@ -45,7 +43,6 @@ class LoaderReport:
         publish: Told of each epoch that ended.
         interval_seconds: Between two lines of hit rates; 0: none.
         clock: Monotonic seconds.
-        tally: Counts for the program's last line; None: there are none.
 
     **Threads**: the training loop's.
     """
@@ -60,7 +57,6 @@ class LoaderReport:
         num_epochs: int = 0,
         interval_seconds: float,
         clock: Callable[[], float],
-        tally: Tally | None = None,
     ) -> None:
         self._name = name
         self._shown = name if rank is None else f"{name} (rank {rank})"
@@ -80,7 +76,6 @@ class LoaderReport:
         self._asked_at = self._answered_at = 0.0
         self._at_line = ReadCounts()
         self._at_epoch = ReadCounts()
-        self._tally = tally
         self._counted_until = self._counted_waited = 0.0
 
     def epoch_begins(
@@ -116,7 +111,7 @@ class LoaderReport:
             self._begin(self._num_a_pass, self._asked_at)  # the iterator begins another pass
         self._waited += now - self._asked_at
         self._num_batches += is_batch
-        self._count(now, batches=is_batch)
+        self._count(now)
         if is_batch and self._num_left is not None:
             self._num_left -= 1
         if self._interval and now - self._last_line >= self._interval:
@@ -148,7 +143,7 @@ class LoaderReport:
         if not self._is_running:
             return
         now = self._clock()
-        self._count(now, epochs=0 if self._is_trial else 1)
+        self._count(now)
         self._is_running = False
         epoch = self._so_far(self._epoch + 1, until=now)
         if self._is_trial:
@@ -197,12 +192,12 @@ class LoaderReport:
         self._began = self._counted_until = now
         self._waited = self._counted_waited = 0.0
 
-    def _count(self, now: float, *, batches: int = 0, epochs: int = 0) -> None:
-        """Count for the program's last line, as it goes: the process may be killed in the midst of an epoch."""
-        if self._tally is not None and self._is_running:
-            nanoseconds, waited = now - self._counted_until, self._waited - self._counted_waited
+    def _count(self, now: float) -> None:
+        """Count for the run summary after each batch, because the process may be killed within an epoch."""
+        if self._is_running and counters.is_counting():
+            counters.add(counters.LOOP_NS, int((now - self._counted_until) * 1e9))
+            counters.add(counters.WAITED_NS, int((self._waited - self._counted_waited) * 1e9))
             self._counted_until, self._counted_waited = now, self._waited
-            self._tally(epochs, batches, int(nanoseconds * 1e9), int(waited * 1e9))
 
     def _say_rates(self) -> None:
         counts = self._counts()

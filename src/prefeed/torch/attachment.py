@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 from weakref import ref
 
@@ -29,9 +28,9 @@ from prefeed.loaders.access import Opening, access_of, guess_of, node_settings
 from prefeed.loaders.kinds import length_of
 from prefeed.loaders.report import LoaderReport, Reported
 from prefeed.loaders.stages import begin_pass, has_cached_stage
+from prefeed.run_summary import counters
 from prefeed.shown import described
 from prefeed.system.thread_lock import ThreadLock
-from prefeed.tally import program
 from prefeed.torch.in_place import InPlace
 from prefeed.torch.items import LoaderView, is_stream, samples_as_torchs, shown_as, works_in_threads
 from prefeed.torch.naming import is_trial, name_of, rank_of_process
@@ -100,7 +99,7 @@ class Attachment(Reported):
     def leave(self, loader: Any, reason: str) -> None:
         """The loader is left alone; the reason is said once."""
         self._say(Refusal(reason))
-        self._count(name_of(loader))
+        self._note(name_of(loader))
 
     @property
     def stand_in(self) -> Served | InPlace | None:
@@ -118,7 +117,7 @@ class Attachment(Reported):
         begin_pass(loader.dataset)
         served = self.attach(loader) or self.staged(loader)
         if self._place is None:
-            self._count(name_of(loader), is_served=served is not None)
+            self._note(name_of(loader), is_served=served is not None)
         return served
 
     def attach(self, loader: TorchDataLoader[Any]) -> Served | InPlace | None:
@@ -155,13 +154,12 @@ class Attachment(Reported):
         self._rings = self._rings or Rings(_BATCH_BUFFER_BYTES)
         return Staged(loader.dataset)
 
-    def _count(self, name: str, *, is_served: bool = False, is_let_go: bool = False) -> None:
-        """Count for the program's last line: an iterator, which is served or not, or that the loader was let go."""
-        key = program.key_of(program.LOADER, name)
-        how = int(is_served), int(not is_served and not is_let_go), int(is_let_go)
-        program.add(key, *how, 0, 0, 0, 0, int(program.is_new(key)))
-        if not is_served and self._said:
-            program.add(program.key_of(program.WHY, name, self._said), 1)
+    def _note(self, name: str, *, is_served: bool = False) -> None:
+        """Record for the run summary that an iterator is served, or why not."""
+        if is_served:
+            counters.note(counters.SERVED, name)
+        elif self._said:
+            counters.note(counters.REFUSED, name, self._said)
 
     def _has_attached(self) -> None:
         self._given_up = False
@@ -239,14 +237,13 @@ class Attachment(Reported):
             loader: The user's.
             num_seen: Batches of the epoch that the loop had before, when it resumes one.
         """
-        program.epoch_begins()
+        counters.begin_epoch()
         if self._report is None:
             self._name = name_of(loader)
             self._report = LoaderReport(
                 self._name, self.counts, self.told,
                 rank=rank_of_process(), num_epochs=self.num_epochs_before, interval_seconds=self.config.report_interval,
                 clock=time.monotonic,
-                tally=partial(program.add, program.key_of(program.LOADER, self._name), 0, 0, 0) if program.is_counting() else None,
             )  # fmt: skip
         self.turn += 1
         length, num_a_pass = num_batches_of(loader), _pass_length(loader)
@@ -359,7 +356,7 @@ class Attachment(Reported):
             self.served = self.planned = self._rings = self._place = None
         self._given_up = not refusal.may_pass
         self._say(refusal)
-        self._count(self._name, is_let_go=True)
+        self._note(f"later epochs of {self._name}")
 
     def _try_open(self, loader: TorchDataLoader[Any]) -> Refusal | None:
         """Attach to the node; return why not, or None."""
@@ -453,23 +450,18 @@ class Attachment(Reported):
             place.epoch_begins(in_place=in_place)
             if in_place:
                 self.planned.leave()
-        self._count_place(place)
+        self._is_unserved = in_place
+        if not in_place:
+            self._note(self._name, is_served=True)
         if in_place and self._again.is_due(time.monotonic()):
             place.begin_joining(ref(self))
-
-    def _count_place(self, place: Place) -> None:
-        """Count an iterator for the program's last line: it is served from now on, or may be later."""
-        key = program.key_of(program.LOADER, self._name)
-        program.add(key, int(place.is_joined), 0, 0, 0, 0, 0, 0, int(program.is_new(key)))
-        self._is_unserved = not place.is_joined
 
     def _count_unserved(self, place: Place, *, is_said: bool = True) -> None:
         """The epoch before was read in place to its end, or to where the loop left it."""
         if not self._is_unserved:
             return
         self._is_unserved, why = False, place.why_in_place()
-        program.add(program.key_of(program.LOADER, self._name), 0, 1)
-        program.add(program.key_of(program.WHY, self._name, self._said or why), 1)
+        counters.note(counters.REFUSED, self._name, self._said or why)
         if is_said and why != self._place_said:
             self._place_said = why
             place.say(self._name, why)
@@ -540,7 +532,7 @@ class Attachment(Reported):
             planned.join(access, consumer, guess)
             place.dataset.adopt(served, access)
             self._is_unserved = False
-        program.add(program.key_of(program.LOADER, self._name), 1)
+        self._note(self._name, is_served=True)
         self._has_attached()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -555,7 +547,7 @@ class Attachment(Reported):
     def count_left(self) -> None:
         """The loader ends, or the program, perhaps in an epoch that was read in place so far."""
         if self._place is not None:
-            self._place.dataset.count_rest()
+            self._place.count_direct()
         if self._is_unserved and self._place is not None and self._place.pid == os.getpid():
             self._count_unserved(self._place, is_said=False)
 

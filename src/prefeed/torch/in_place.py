@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,9 +35,8 @@ from prefeed.interception import (
     take_open_away,
 )
 from prefeed.loaders.kinds import length_of
+from prefeed.run_summary import explain
 from prefeed.sources.mounts import Roots
-from prefeed.tally import program
-from prefeed.tally.estimate import Estimate, deaf
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.samples import SharedState, Staged, is_stacked, own_batch_method, rows_of, samples_of, shared_tensor
 
@@ -79,7 +77,7 @@ class InPlace(Staged):
         self._begin_anew()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_served", "_meter", "_estimate")}
+        return {name: value for name, value in vars(self).items() if name not in ("_served", "_meter")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -90,8 +88,7 @@ class InPlace(Staged):
         self._note_number = 0
         self._served: Served | None = None
         self._meter: ReadMeter | None = None
-        self._estimate = Estimate()
-        self._is_free = self._is_worker = False
+        self._is_free = False
 
     def adopt(self, served: Served, access: AccessMap) -> None:
         """The loader has joined: this process reads through ``served``, all others through readers of their own.
@@ -138,11 +135,11 @@ class InPlace(Staged):
                     self._served.batch_made()  # the loader has joined meanwhile
 
     def _free_meter(self) -> ReadMeter | None:
-        """Return this process's meter while nothing of the next batch has to be answered, measured, or counted file by file; else None."""
+        """Return this process's meter while nothing of the next batch has to be answered or measured; else None."""
         meter = self._meter
         if meter is None or not meter.is_free() or self._pid != os.getpid():
             return None
-        return meter if self._is_free and self._estimate.is_reckoned(meter.epoch) else None
+        return meter if self._is_free else None
 
     def _made_freely(
         self, meter: ReadMeter, indices: list[Any], batch: Callable[[Any], list[Any]] | None = None
@@ -154,27 +151,14 @@ class InPlace(Staged):
             indices: Of the batch.
             batch: The dataset's own method that makes a batch, if it has one.
         """
-        inner, rows, thread = self.inner, iter(indices), get_ident()
-        was_deaf, taken_away = thread in deaf, take_open_away()
-        deaf.add(thread)
+        inner, rows, taken_away = self.inner, iter(indices), take_open_away()
         try:
             return batch(indices) if batch else [inner[index] for index in rows]
         finally:
-            if not was_deaf:
-                deaf.discard(thread)
             if taken_away:
                 put_open_back(taken_away)
             # A sample that failed may have opened its files, and those before it have.
-            num_samples = len(indices) - (0 if batch else operator.length_hint(rows))
-            meter.made_freely(num_samples)
-            self._estimate.was_made(num_samples)
-            if self._is_worker:
-                self._estimate.add_reckoned()
-
-    def count_rest(self) -> None:
-        """Count what samples of this process have opened since storage was measured last: it may be asked for no more."""
-        if self._pid == os.getpid():
-            self._estimate.add_reckoned()
+            meter.made_freely(len(indices) - (0 if batch else operator.length_hint(rows)))
 
     def _one_by_one(self, indices: Iterator[Any]) -> list[Any]:
         inner, words, meter, samples = self.inner, self.state.words, self._reads, []
@@ -210,26 +194,23 @@ class InPlace(Staged):
 
     def _until_joined(self, indices: Iterator[Any], samples: list[Any]) -> Iterator[Any]:
         """Make the samples of a batch with nothing in their way; return the indices that are left when the loader joins."""
-        inner, words, note, num_before = self.inner, self.state.words, NOTE_IN_FORCE, len(samples)
-        num_left = operator.length_hint(indices)
+        inner, words, note = self.inner, self.state.words, NOTE_IN_FORCE
         at_once = _AT_ONCE if self._reads.is_quick else 1
-        with original_open(), self._estimate.of(self.state.epoch) as group:
-            try:
-                while not words[note]:
-                    made = [inner[index] for index in islice(indices, at_once)]
-                    samples += made
-                    if len(made) < at_once:
-                        break
-            finally:  # a sample that failed may have opened its files, and those before it have
-                group.num_samples = max(len(samples) - num_before, num_left - operator.length_hint(indices))
+        with original_open():
+            while not words[note]:
+                made = [inner[index] for index in islice(indices, at_once)]
+                samples += made
+                if len(made) < at_once:
+                    break
         return indices
 
     def _uncached(self) -> AbstractContextManager[None]:
         """Inside it, samples are made whose files no reader answers."""
-        self._is_free = not answers_everywhere()
-        if not self._is_free:
+        if answers_everywhere():
+            self._is_free = False
             return reads_from(None)
-        return in_sample() if program.is_counting() else _NOTHING
+        self._is_free = not explain.is_on()
+        return _NOTHING if self._is_free else in_sample()
 
     @contextmanager
     def _measured(self, num_samples: int) -> Iterator[None]:
@@ -240,8 +221,7 @@ class InPlace(Staged):
                 yield
             meter.made(num_samples, num_watched=num_samples)
             return
-        with original_open(), self._estimate.of(self.state.epoch) as group:
-            group.num_samples = num_samples
+        with original_open():
             yield
         meter.made(num_samples)
 
@@ -250,7 +230,6 @@ class InPlace(Staged):
         if self._meter is None or self._pid != os.getpid():
             self._begin_process_anew()
             info = torch_worker._worker_info
-            self._is_worker = info is not None
             self._meter = ReadMeter(self.state, self._roots, row=0 if info is None else info.id)
         return self._meter
 

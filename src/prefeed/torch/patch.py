@@ -31,7 +31,7 @@ from torch.utils.data.dataloader import (
 
 from prefeed.after_import import after_import, forget
 from prefeed.loaders.replacing import Method, Replaced
-from prefeed.tally import program
+from prefeed.run_summary import counters
 
 __all__ = ["disable", "enable", "is_enabled"]
 
@@ -123,7 +123,7 @@ class _Unseen:
 
     def _say(self, key: int, name: str) -> None:
         self._expected.pop(key, None)
-        program.add(program.key_of(program.UNSEEN, name), 1)
+        counters.note(counters.REFUSED, f"a loader of class {name}", "it was not iterated by torch's iterators")
         _log.info(
             "prefeed: not used for a loader of class %s: it was not iterated by torch's iterators, which super().__iter__() "
             "makes", name,

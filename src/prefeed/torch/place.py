@@ -20,6 +20,7 @@ from prefeed.core.in_place import LEAST_MEASURED, MOST_MEASURED, Course, PlacePo
 from prefeed.errors import ConfigError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.loaders.access import Opening, columns_of
 from prefeed.loaders.guesses import Column, Guess
+from prefeed.run_summary import counters
 from prefeed.shown import described
 from prefeed.sources.mounts import Roots
 from prefeed.torch.in_place import InPlace
@@ -87,6 +88,7 @@ class Place:
         self._num_workers: int = loader.num_workers
         self._num_looked_at = _NONE  # reads of this process, of which storage is no slower
         self._origin = ""
+        self._counted = (0, 0)  # files and bytes of this epoch that the run summary has
 
     @property
     def state(self) -> PlaceState:
@@ -121,10 +123,11 @@ class Place:
         self._num_looked_at = _NONE
         self.dataset.shared.epoch_begins()
         self.state.epoch_begins(in_place=in_place)
+        self._counted = (0, 0)
 
     def epoch_ended(self) -> None:
         """The policy hears how the epoch went, once."""
-        self.dataset.count_rest()
+        self.count_direct()
         if self._is_told or not self._measures:
             return
         self._is_told, self._stayed_quick = True, False
@@ -151,6 +154,12 @@ class Place:
         """Return samples of this epoch that were read in place, and about how many files these opened, of how many bytes."""
         num_samples, num_files, num_bytes = self.state.in_place()
         return num_samples, num_samples if self.opening.is_of_prefeed else num_files, num_bytes
+
+    def count_direct(self) -> None:
+        """Count for the run summary what was read in place in this epoch since the last call."""
+        before, self._counted = self._counted, self.in_place()[1:]
+        counters.add(counters.DIRECT, self._counted[0] - before[0])
+        counters.add(counters.ORIGIN_BYTES, self._counted[1] - before[1])
 
     def reads(self, *, question_seconds: float | None) -> OriginReads:
         """Return how the samples of this epoch were read so far.

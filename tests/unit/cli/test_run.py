@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from prefeed.cli.recording import Record
 from prefeed.cli.run import AUTOSTART
 from prefeed.errors import ServerError
 
@@ -38,7 +38,10 @@ def start(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[
         ((line, environment),) = seen
         return line, {name: value for name, value in environment.items() if before.get(name) != value}
 
-    monkeypatch.setattr("prefeed.cli.run.begin_record", lambda *_, **__: Record(""))
+    def has_no_runtime_dir(_: Any) -> Path:
+        raise ServerError("/tmp is full")  # then nothing is counted
+
+    monkeypatch.setattr("prefeed.cli.run.make_runtime_dir", has_no_runtime_dir)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr("subprocess._args_from_interpreter_flags", list)
     return start
@@ -128,45 +131,38 @@ def test_settings(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
-def test_where_it_counts(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def begin(line: list[str], config: Any, **how: Any) -> Record:
-        asked.append((line[1:], config.roots, how))
-        return Record("/run/x")
-
-    monkeypatch.setattr("prefeed.cli.run.begin_record", begin)
+def test_where_it_counts(start, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefeed.cli.run.make_runtime_dir", lambda _: tmp_path)
     monkeypatch.chdir(tmp_path)
-    counting, quiet = ALWAYS | {"PREFEED_RUN": "/run/x"}, {"PREFEED_QUIET": "1"}
+    counting, json_file = (
+        ALWAYS | {"PREFEED_RUN": f"{os.getpid()}:{tmp_path}"},
+        {"PREFEED_RUN_JSON": f"{tmp_path}/o.json"},
+    )
+    quiet = {"PREFEED_QUIET": "1"}
     assert start("train.py")[1] == counting
-    assert start("--json", "o.json", "--root", "d", "train.py")[1] == counting | {"PREFEED_ROOTS": f"{tmp_path}/d"}
-    assert start("--quiet", "--json", "o.json", "train.py")[1] == counting | quiet
+    assert start("--json", "o.json", "train.py")[1] == counting | json_file
+    assert start("--quiet", "--json", "o.json", "train.py")[1] == counting | json_file | quiet
     assert start("--quiet", "train.py")[1] == ALWAYS | quiet
-    named = f"{tmp_path}/o.json"
-    assert asked == [
-        (["train.py"], None, {"json_file": None, "is_quiet": False}),
-        (["train.py"], (f"{tmp_path}/d",), {"json_file": named, "is_quiet": False}),
-        (["train.py"], None, {"json_file": named, "is_quiet": True}),
-    ]
+    roots = {"PREFEED_ROOTS": f"{tmp_path}/d", "PREFEED_RUN_EXPLAIN": f"{tmp_path}/d"}
+    assert start("--explain", "--root", "d", "train.py")[1] == counting | roots
 
 
-def test_part_of_another_counts_for_that(start, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "order").touch()
-    monkeypatch.setenv("PREFEED_RUN", str(tmp_path))
-    monkeypatch.delattr("prefeed.cli.run.begin_record")
+@pytest.mark.usefixtures("sandbox")
+def test_counters_of_killed_programs_are_removed(start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefeed.cli.run.make_runtime_dir", lambda _: tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for pid in (ended.pid, os.getpid()):
+        (tmp_path / f"run-{pid}-1").mkdir()
+        (tmp_path / f"run-{pid}-1" / "counts-0").touch()
+    start("train.py")
+    assert os.listdir(tmp_path) == [f"run-{os.getpid()}-1"]
+
+
+def test_part_of_another_counts_for_that(start, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFEED_RUN", "1:/run/x")
     assert start("train.py")[1] == ALWAYS
-    assert "inside another `prefeed run`" in run(None, "run", "--json", "o.json", "train.py").stderr
-
-
-def test_no_place_to_count(start, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(*_: Any, **__: Any) -> Record:
-        raise ServerError("/tmp is full")
-
-    monkeypatch.setattr("prefeed.cli.run.begin_record", begin)
-    monkeypatch.chdir(tmp_path)
-    assert start("train.py")[1] == ALWAYS
-    refused = run(None, "run", "--json", "o.json", "train.py")
-    assert (refused.exit_code, "o.json cannot be written at the end: /tmp is full" in refused.stderr) == (2, True)
+    assert "give --json and --explain to that one" in run(None, "run", "--json", "o.json", "train.py").stderr
 
 
 def test_users_python_path_comes_after(start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +228,7 @@ def test_path_of_a_command(
         (["sh x.py"], "neither a file nor a command 'sh x.py'; give its arguments as words of their own"),
         (["./no-such-command"], "neither a file nor a command './no-such-command'"),
         (["--root", "/a:/b", "x.py"], "cannot be named"),
-        (["--json", "/tmp", "x.py"], "cannot write /tmp: it is a directory"),
+        (["--json", "/tmp", "x.py"], "cannot write /tmp: name a file"),
     ],
 )
 def test_refused(run, arguments: list[str], words: str) -> None:

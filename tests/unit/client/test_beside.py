@@ -59,7 +59,7 @@ class Reader:
     def sample_made(self) -> None:
         """As of a reader; nothing is lent here."""
 
-    def tell_program(self) -> None:
+    def count_reads(self) -> None:
         """As of a reader."""
 
     def close(self) -> None:

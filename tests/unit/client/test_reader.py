@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from counting import counting
 from leaks import wait_until
 from nodes import content, kill
 from prefeed.client.connection import Connection
@@ -37,8 +38,6 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.store.layout import MIN_BUDGET_BYTES
 from prefeed.store.writer import TierWriter
 from prefeed.system.locks import directory_lock
-from prefeed.tally import program
-from prefeed.tally.program import sums
 from prefeed.wire import messages as m
 from process.children import child_running
 from sandbox import Sandbox, servers_of
@@ -522,14 +521,12 @@ def test_a_server_that_does_not_know_the_manifest_is_let_go(dataset: NodeDataset
         assert server.of(m.Demand) == []
 
 
-def test_a_fork_counts_its_own_reads_for_the_last_line(
+def test_a_fork_counts_its_own_reads_for_the_run_summary(
     node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader], tmp_path: Path
 ) -> None:
     """What its parent has not reported yet, the parent reports."""
     reader = reader_of(readers, open_node_dataset(node, str(origin), config))
-    (tmp_path / "counts").mkdir()
-    program.begin(str(tmp_path / "counts"))
-    try:
+    with counting(tmp_path / "counts") as sums:
         reader.read_many([0, 1, 2, 2])
         child = os.fork()
         if not child:
@@ -538,14 +535,12 @@ def test_a_fork_counts_its_own_reads_for_the_last_line(
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         reader.report()
-        found = sums(str(tmp_path / "counts"))[program.READS][:4]
-    finally:
-        program.end()
+        found = sums()
     hits, misses = [2, 2], [0, 1, 2, 3]
-    assert found == [
-        len(hits), sum(len(content(index)) for index in hits),
-        len(misses), sum(len(content(index)) for index in misses),
-    ]  # fmt: skip
+    assert found == {
+        "hits": len(hits), "cache_bytes": sum(len(content(index)) for index in hits),
+        "late_or_missed": len(misses), "origin_bytes": sum(len(content(index)) for index in misses),
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------ files opened by path

@@ -16,7 +16,6 @@ import prefeed
 from e2e.automatic import auto
 from leaks import wait_until
 from prefeed.config import configure
-from prefeed.tally import native, opens, program
 from unit.frameworks.files import NUM, content, make_files
 
 pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(300)]
@@ -36,10 +35,6 @@ def stand_in() -> dict[str, Any]:
         def __call__(self, token: Callable[..., Any], device: Any, args: tuple[Any, ...]) -> Any:
             return token(*args)
 
-    class FileIO:
-        def __init__(self, name: str, mode: str) -> None:
-            self.name, self.mode = name, mode
-
     def module(name: str, **values: Any) -> ModuleType:
         made = ModuleType(name)
         vars(made).update(values)
@@ -49,11 +44,6 @@ def stand_in() -> dict[str, Any]:
     modules = [
         module(f"{root}.data.ops.dataset_ops", DatasetV2=type("DatasetV2", (), {"_GeneratorState": _GeneratorState})),
         module(f"{root}.ops.script_ops", FuncRegistry=FuncRegistry),
-        module(f"{root}.lib.io.file_io", FileIO=FileIO),
-        module(
-            f"{root}.ops.gen_io_ops", read_file=lambda name: ("ReadFile", name), matching_files=lambda pattern: pattern
-        ),
-        module(f"{root}.ops.gen_dataset_ops", tf_record_dataset=lambda names, kind: (names, kind)),
     ]
     return {made.__name__: made for made in modules}
 
@@ -126,36 +116,3 @@ def test_files_that_python_functions_open_come_from_the_cache(root: Path) -> Non
     assert found == [content(index) for index in range(NUM)] * 2
     assert counts.origin_requests == NUM
     assert counts.hits >= NUM
-
-
-def test_readers_in_c_are_counted_with_the_root_of_their_files(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts = tmp_path / "counts"
-    counts.mkdir()
-    watch = opens._Watch()
-    watch.places = (f"{root}/",)
-    monkeypatch.setattr(opens, "_watch", watch)
-    monkeypatch.setattr(native, "_listed", native._Listed())
-    io_ops, dataset_ops = module_of("ops.gen_io_ops"), module_of("ops.gen_dataset_ops")
-    symbolic = object()
-    with auto():
-        program.begin(str(counts))
-        try:
-            assert io_ops.read_file(f"{tmp_path}/elsewhere") == ("ReadFile", f"{tmp_path}/elsewhere")
-            dataset_ops.tf_record_dataset(symbolic, "GZIP")  # of files that were not listed
-            assert io_ops.matching_files(f"{root}/*.bin") == f"{root}/*.bin"
-            io_ops.read_file(symbolic)
-            module_of("lib.io.file_io").FileIO(f"{root}/00.bin", "rb")
-            module_of("lib.io.file_io").FileIO(f"{root}/new", "wb")
-        finally:
-            program.end()
-    found = [
-        names for key in program.sums(str(counts)) for kind, names in [program.parts_of(key)] if kind == program.NATIVE
-    ]
-    assert sorted(found) == [
-        ["tf.data.TFRecordDataset", ""],
-        ["tf.io.gfile.GFile", str(root)],
-        ["tf.io.read_file", str(root)],
-    ]
-    assert io_ops.read_file(os.sep) == ("ReadFile", os.sep)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from prefeed.loaders.report import LoaderReport, Tally, rates
+from counting import counting
+from prefeed.loaders.report import LoaderReport, rates
 from prefeed.types import EpochWait, ReadCounts
 
 
 class Loop:
     """A training loop, its clock, and the node's counts."""
 
-    def __init__(
-        self, caplog: pytest.LogCaptureFixture, *, interval_seconds: float = 10.0, tally: Tally | None = None
-    ) -> None:
+    def __init__(self, caplog: pytest.LogCaptureFixture, *, interval_seconds: float = 10.0) -> None:
         self.now = 1000.0
         self.counts: ReadCounts | None = ReadCounts()
         self.num_asked = 0
@@ -29,7 +29,6 @@ class Loop:
             rank=2,
             interval_seconds=interval_seconds,
             clock=lambda: self.now,
-            tally=tally,
         )
 
     def step(self, *, waits: float, works: float = 0.0) -> None:
@@ -66,25 +65,20 @@ def loop(caplog: pytest.LogCaptureFixture) -> Loop:
     return Loop(caplog)
 
 
-def test_a_program_counts_as_it_goes(caplog: pytest.LogCaptureFixture) -> None:
-    counted = [0, 0, 0, 0]
-
-    def tally(*amounts: int) -> None:
-        counted[:] = [one + other for one, other in zip(counted, amounts, strict=True)]
-
-    loop = Loop(caplog, tally=tally)
-    loop.report.epoch_begins()
-    loop.now += 0.5
-    loop.report.has_begun()
-    loop.step(waits=0.25, works=1.0)
-    loop.step(waits=0.25)
-    assert counted == [0, 2, 2_000_000_000, 1_000_000_000], "of an epoch that goes on"
-    loop.report.epoch_begins()  # it was broken off
-    loop.step(waits=1.0, works=2.0)
-    loop.report.epoch_ends()
-    loop.now += 7.0
-    loop.step(waits=0.5)  # of nobody's epoch
-    assert counted == [1, 3, 5_000_000_000, 2_000_000_000]
+def test_a_program_counts_as_it_goes(loop: Loop, tmp_path: Path) -> None:
+    with counting(tmp_path / "counts") as sums:
+        loop.report.epoch_begins()
+        loop.now += 0.5
+        loop.report.has_begun()
+        loop.step(waits=0.25, works=1.0)
+        loop.step(waits=0.25)
+        assert sums() == {"loop_ns": 2_000_000_000, "waited_ns": 1_000_000_000}, "of an epoch that goes on"
+        loop.report.epoch_begins()  # it was broken off
+        loop.step(waits=1.0, works=2.0)
+        loop.report.epoch_ends()
+        loop.now += 7.0
+        loop.step(waits=0.5)  # of nobody's epoch
+        assert sums() == {"loop_ns": 5_000_000_000, "waited_ns": 2_000_000_000}
 
 
 def test_each_epoch_is_published(loop: Loop) -> None:
@@ -171,9 +165,7 @@ def test_an_epoch_that_was_left_is_none_and_has_a_line_of_its_own(loop: Loop, le
 
 
 @pytest.mark.parametrize("length", [2, 7])
-def test_a_trial_is_no_epoch_however_far_it_comes(caplog: pytest.LogCaptureFixture, length: int) -> None:
-    told: list[tuple[int, ...]] = []
-    loop = Loop(caplog, tally=lambda *amounts: told.append(amounts))
+def test_a_trial_is_no_epoch_however_far_it_comes(loop: Loop, length: int) -> None:
     loop.report.epoch_begins(length, is_trial=True)
     loop.step(waits=1.0)
     loop.step(waits=1.0)
@@ -186,9 +178,6 @@ def test_a_trial_is_no_epoch_however_far_it_comes(caplog: pytest.LogCaptureFixtu
     )
     assert whole.startswith("prefeed: epoch 1 of Photos (rank 2): 0.0 %")
     assert [(epoch.epoch, epoch.batches) for epoch in loop.epochs] == [(1, length)]
-    assert [sum(numbers) for numbers in zip(*told, strict=True)][:2] == [1, 2 + length], (
-        "epochs, batches of the last line"
-    )
 
 
 def test_loop_that_asks_for_no_more_than_there_is(loop: Loop) -> None:

@@ -1,0 +1,157 @@
+"""Prints the run summary when the outermost Python process of a program ends.
+
+``prefeed run`` becomes the program, so the program's process prints at exit, and before ``os._exit``. A signal that ends the process
+leaves no summary. Nothing here creates dataclasses, because after Ctrl-C generated code would make Python exit with status 1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from typing import Any
+
+from prefeed.run_summary import counters
+from prefeed.system.units import format_bytes
+
+RUN, COUNTS, JSON = "PREFEED_RUN", "PREFEED_RUN_COUNTS", "PREFEED_RUN_JSON"
+"""Environment: process id of ``prefeed run`` and its runtime directory; directory of the counters; file for ``--json``."""
+
+_STORE_URL = re.compile(r"(?:^|=)((?:s3|gs|az):/)/(?:[^/]*@)?([^?#\s]+)")
+_RANK = re.compile(r", rank \d+(?=\)|\t|$)")
+_LONG_START_SECONDS, _LONG_START_SHARE, _MANY_WAITS = 10.0, 0.1, 1000
+"""A scan of file names waits once or twice for each; the import of torch waits some tens of times."""
+
+
+def begin() -> None:
+    """Count in this process; the outermost process of the program also creates the directory and prints at exit."""
+    directory, pid = os.environ.get(COUNTS, ""), os.getpid()
+    if not directory or f"/run-{pid}-" in directory:  # this process may have become another program
+        first, _, runtime = os.environ[RUN].partition(":")
+        directory = os.environ[COUNTS] = directory or f"{runtime}/run-{pid}-{time.time_ns()}"
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        ending = _Ending(directory, is_first=first == str(pid))
+        atexit.register(ending.print_summary)
+        os._exit = ending.exit  # type: ignore[assignment]
+    counters.begin(directory)
+
+
+class _Ending:
+    """Prints the summary of a program once, at the end of its outermost process; not in forks of it."""
+
+    def __init__(self, directory: str, *, is_first: bool) -> None:
+        self._directory, self._is_first, self._pid = directory, is_first, os.getpid()
+        self._began, self._stderr, self._exit = time.monotonic(), _stderr_file(), os._exit
+
+    def exit(self, status: int) -> None:
+        """End the process as ``os._exit`` does, which flushes no file."""
+        with contextlib.suppress(Exception):
+            self._print_and_remove()
+        self._exit(status)
+
+    def print_summary(self) -> None:
+        """Print the summary after all that the program has printed."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # Python itself reports the error
+                stream.flush()
+        self._print_and_remove()
+
+    def _print_and_remove(self) -> None:
+        if os.getpid() != self._pid or not os.path.isdir(self._directory):
+            return
+        counts, num_loops = counters.sums(self._directory)
+        remove(self._directory)
+        facts = facts_of(counts, num_loops, program=sys.orig_argv, seconds=time.monotonic() - self._began)
+        lines = lines_of(facts) if self._is_first or counts else []
+        if path := os.environ.get(JSON):
+            try:
+                with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+                    file.write(json.dumps(facts) + "\n")
+            except OSError as err:
+                lines.append(f"cannot write {path}: {err.strerror}")
+        if os.environ.get("PREFEED_QUIET") != "1" and _stderr_file() == self._stderr:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # the program may have made it deadly
+            with contextlib.suppress(OSError):
+                os.write(2, "".join(f"prefeed: {line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+
+
+def remove(directory: str) -> None:
+    """Remove the counters of a program; a process that still runs counts no longer."""
+    for name in os.listdir(directory):
+        os.unlink(f"{directory}/{name}")
+    os.rmdir(directory)
+
+
+def _stderr_file() -> tuple[int, int]:
+    """Identify the file that is the standard error, because a program may have closed it and opened another."""
+    with contextlib.suppress(OSError):
+        return os.fstat(2).st_dev, os.fstat(2).st_ino
+    return 0, 0
+
+
+def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seconds: float) -> dict[str, Any]:
+    """Return what the processes of a program did, as the object that ``--json`` writes."""
+    facts: dict[str, Any] = dict.fromkeys(counters.NUMBERS, 0)
+    facts |= {"version": 2, "program": program, "seconds": seconds, "processes": num_loops}
+    facts |= {counters.IMPORTED: [], counters.SERVED: [], counters.REFUSED: {}, counters.OPENED: {}}
+    for key, number in counts.items():
+        kind, *parts = _RANK.sub("", key).split("\t")
+        if not parts:
+            facts[kind] = number
+        elif kind == counters.OPENED:
+            facts[kind][" ".join(parts)] = number
+        elif kind == counters.REFUSED:
+            facts[kind].setdefault(parts[0], {})[parts[1]] = None
+        elif parts[0] not in facts[kind]:
+            facts[kind] += parts
+    refused = facts[counters.REFUSED].items()
+    facts[counters.REFUSED] = {name: list(whys) for name, whys in refused if name not in facts[counters.SERVED]}
+    return facts
+
+
+def lines_of(facts: dict[str, Any]) -> list[str]:
+    """Return the lines of the run summary, of which the first is about the loaders."""
+    hits, late, direct, own_threads, cache_bytes, origin_bytes, *times = (facts[name] for name in counters.NUMBERS)
+    loop, waited, start = (nanoseconds / 1e9 for nanoseconds in times[:3])
+    frameworks, served, refused, opened = (
+        facts[kind] for kind in (counters.IMPORTED, counters.SERVED, counters.REFUSED, counters.OPENED)
+    )
+    seconds, processes, num_reads = facts["seconds"], max(1, facts["processes"]), hits + late + direct
+    lines = [f"{len(served) or 'no'} loader{'s' * (len(served) != 1)} served: {', '.join(served)}".removesuffix(": ")]
+    if refused:
+        whys = [f"{name}: {' / '.join(reasons)}" for name, reasons in refused.items()]
+        lines[0] += f"; {len(refused)} not: {'; '.join(whys)}"
+    elif not served:
+        lines[0] = f"no loader that prefeed serves was used of {', '.join(frameworks)}"
+        if not frameworks:
+            lines[0] = "neither torch nor another framework with loaders was imported"
+    if num_reads:
+        lines.append(
+            f"{num_reads:,} reads: {hits:,} hits ({100 * hits / num_reads:.1f} %), {late:,} late or missed, {direct:,} direct; "
+            f"{format_bytes(cache_bytes)} from the cache, {format_bytes(origin_bytes)} from the origin"
+        )
+    if own_threads:
+        lines.append(f"{own_threads:,} direct reads in threads of its own: PREFEED_READS=all answers them")
+    if loop:
+        together = f" of {processes} processes" if processes > 1 else ""
+        share = 100 * min(1.0, loop / processes / seconds)
+        text = f"waited {100 * waited / loop:.1f} % of {loop:,.1f} s{together} for data"
+        lines.append(f"{text}; epochs took {share:.0f} % of the program's {seconds:,.1f} s")
+    if start / processes >= max(_LONG_START_SECONDS, _LONG_START_SHARE * seconds):
+        lines.append(f"{start / processes:,.1f} s passed before the first epoch")
+        if times[3] / processes >= _MANY_WAITS:
+            lines[-1] += (
+                f", with {times[3]:,} waits, as a scan of names or sizes of files has: keep its result in a file"
+            )
+    if opened:
+        calls = [f"{call} {number:,}" for call, number in sorted(opened.items(), key=lambda one: -one[1])]
+        lines.append(f"opens that bypassed the cache: {', '.join(calls)}")
+    for url in ("/".join(found.groups()) for found in map(_STORE_URL.search, facts["program"]) if found):
+        ways = f"prefeed.datasets, `prefeed mount {url} DIR` or `prefeed stage {url}`"
+        lines += [] if num_reads else [f"nothing of {url} was read through prefeed: use {ways}"]
+    return lines
