@@ -60,7 +60,9 @@ def run_program(program: str, tmp_path: Path, argument: str) -> Any:
     script = [str(PROGRAMS / program), str(root), argument]
     facts_file = tmp_path / "facts.json"
     plain = _run([sys.executable, *script])
-    served = _run([sys.executable, "-m", "prefeed", "run", "--explain", "--root", str(root), "--json", str(facts_file), *script])
+    served = _run(
+        [sys.executable, "-m", "prefeed", "run", "--explain", "--root", str(root), "--json", str(facts_file), *script]
+    )
     assert served == plain
     return json.loads(facts_file.read_text())
 

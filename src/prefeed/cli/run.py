@@ -8,7 +8,6 @@ codes, signals. And what it starts itself, however it does, has the environment 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -132,8 +131,7 @@ def _summary_environment(config: Config, *, json_file: Path | None, explains: bo
         return environment
     for left in runtime.glob("run-*"):  # by programs that a signal has ended
         if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
-            with contextlib.suppress(OSError):
-                remove(str(left))
+            remove(str(left))
     return environment | {RUN: f"{os.getpid()}:{runtime}"}
 
 

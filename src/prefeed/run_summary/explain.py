@@ -47,7 +47,7 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
                 asking = sys.modules.get("prefeed.interception.asking")
                 where = "outside of samples" if asking is None else asking.whereabouts()
                 if call := _call_of(sys._getframe(1), "os.open" if arguments[1] is None else "open"):
-                    counters.add(counters.key_of(counters.OPENED, call, where))
+                    counters.add(f"{counters.OPENED}\t{call}\t{where}")
 
 
 @lru_cache(maxsize=1 << 16)

@@ -14,7 +14,8 @@ import re
 import signal
 import sys
 import time
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 from prefeed.run_summary import counters
 from prefeed.system.units import format_bytes
@@ -29,62 +30,50 @@ _LONG_START_SECONDS, _LONG_START_SHARE, _MANY_WAITS = 10.0, 0.1, 1000
 
 
 def begin() -> None:
-    """Count in this process; the outermost process of the program also creates the directory and prints at exit."""
+    """Count in this process; the outermost process of the program also creates the directory and prints at its end."""
     directory, pid = os.environ.get(COUNTS, ""), os.getpid()
     if not directory or f"/run-{pid}-" in directory:  # this process may have become another program
         first, _, runtime = os.environ[RUN].partition(":")
         directory = os.environ[COUNTS] = directory or f"{runtime}/run-{pid}-{time.time_ns()}"
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        ending = _Ending(directory, is_first=first == str(pid))
-        atexit.register(ending.print_summary)
-        os._exit = ending.exit  # type: ignore[assignment]
+        end = partial(_print_summary, directory, pid, time.monotonic(), _stderr_file(), is_first=first == str(pid))
+        exit_now = os._exit
+        atexit.register(end, [sys.stdout, sys.stderr])
+        os._exit = lambda status: (end([]), exit_now(status))[1]  # type: ignore[assignment, misc]
     counters.begin(directory)
 
 
-class _Ending:
-    """Prints the summary of a program once, at the end of its outermost process; not in forks of it."""
-
-    def __init__(self, directory: str, *, is_first: bool) -> None:
-        self._directory, self._is_first, self._pid = directory, is_first, os.getpid()
-        self._began, self._stderr, self._exit = time.monotonic(), _stderr_file(), os._exit
-
-    def exit(self, status: int) -> None:
-        """End the process as ``os._exit`` does, which flushes no file."""
-        with contextlib.suppress(Exception):
-            self._print_and_remove()
-        self._exit(status)
-
-    def print_summary(self) -> None:
-        """Print the summary after all that the program has printed."""
-        for stream in (sys.stdout, sys.stderr):
+def _print_summary(
+    directory: str, pid: int, began: float, stderr: tuple[int, int], streams: list[IO[str]], *, is_first: bool
+) -> None:
+    """Print the summary, write the JSON file and remove the counters, once and not in forks. Never raises."""
+    with contextlib.suppress(Exception):
+        if os.getpid() != pid or not os.path.isdir(directory):
+            return
+        for stream in streams:
             with contextlib.suppress(Exception):  # Python itself reports the error
                 stream.flush()
-        self._print_and_remove()
-
-    def _print_and_remove(self) -> None:
-        if os.getpid() != self._pid or not os.path.isdir(self._directory):
-            return
-        counts, num_loops = counters.sums(self._directory)
-        remove(self._directory)
-        facts = facts_of(counts, num_loops, program=sys.orig_argv, seconds=time.monotonic() - self._began)
-        lines = lines_of(facts) if self._is_first or counts else []
+        counts, num_loops = counters.sums(directory)
+        remove(directory)
+        facts = facts_of(counts, num_loops, program=sys.orig_argv, seconds=time.monotonic() - began)
+        lines = lines_of(facts) if is_first or counts else []
         if path := os.environ.get(JSON):
             try:
                 with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
                     file.write(json.dumps(facts) + "\n")
             except OSError as err:
                 lines.append(f"cannot write {path}: {err.strerror}")
-        if os.environ.get("PREFEED_QUIET") != "1" and _stderr_file() == self._stderr:
+        if os.environ.get("PREFEED_QUIET") != "1" and _stderr_file() == stderr:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})  # the program may have made it deadly
-            with contextlib.suppress(OSError):
-                os.write(2, "".join(f"prefeed: {line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+            os.write(2, "".join(f"prefeed: {line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
 
 def remove(directory: str) -> None:
     """Remove the counters of a program; a process that still runs counts no longer."""
-    for name in os.listdir(directory):
-        os.unlink(f"{directory}/{name}")
-    os.rmdir(directory)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(f"{directory}/{name}")
+        os.rmdir(directory)
 
 
 def _stderr_file() -> tuple[int, int]:
