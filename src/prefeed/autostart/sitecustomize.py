@@ -44,11 +44,18 @@ def _frameworks():  # type: () -> tuple[str, ...]
 
 def _count():  # type: () -> None
     """Count for the run summary, which the outermost process prints when it ends."""
-    from prefeed.run_summary import explain, report
+    from prefeed.run_summary import counters
 
-    report.begin()
-    if explain.ROOTS in os.environ:
-        explain.begin(os.environ[explain.ROOTS])
+    directory = os.environ.get("PREFEED_RUN_COUNTS", "")
+    if not directory or f"/run-{os.getpid()}-" in directory:
+        from prefeed.run_summary import report
+
+        directory = report.begin()
+    counters.begin(directory)
+    if "PREFEED_RUN_EXPLAIN" in os.environ:
+        from prefeed.run_summary import explain
+
+        explain.begin(os.environ["PREFEED_RUN_EXPLAIN"])
 
 
 def _step_aside():  # type: () -> None

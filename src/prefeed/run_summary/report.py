@@ -29,18 +29,16 @@ _LONG_START_SECONDS, _LONG_START_SHARE, _MANY_WAITS = 10.0, 0.1, 1000
 """A scan of file names waits once or twice for each; the import of torch waits some tens of times."""
 
 
-def begin() -> None:
-    """Count in this process; the outermost process of the program also creates the directory and prints at its end."""
-    directory, pid = os.environ.get(COUNTS, ""), os.getpid()
-    if not directory or f"/run-{pid}-" in directory:  # this process may have become another program
-        first, _, runtime = os.environ[RUN].partition(":")
-        directory = os.environ[COUNTS] = directory or f"{runtime}/run-{pid}-{time.time_ns()}"
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        end = partial(_print_summary, directory, pid, time.monotonic(), _stderr_file(), is_first=first == str(pid))
-        exit_now = os._exit
-        atexit.register(end, [sys.stdout, sys.stderr])
-        os._exit = lambda status: (end([]), exit_now(status))[1]  # type: ignore[assignment, misc]
-    counters.begin(directory)
+def begin() -> str:
+    """Create the directory of the counters and print at the end of this process, which is the program's outermost one."""
+    pid, (first, _, runtime) = os.getpid(), os.environ[RUN].partition(":")
+    directory = os.environ.setdefault(COUNTS, f"{runtime}/run-{pid}-{time.time_ns()}")
+    os.makedirs(directory, mode=0o700, exist_ok=True)  # this process may have become another program
+    end = partial(_print_summary, directory, pid, time.monotonic(), _stderr_file(), is_first=first == str(pid))
+    exit_now = os._exit
+    atexit.register(end, [sys.stdout, sys.stderr])
+    os._exit = lambda status: (end([]), exit_now(status))[1]  # type: ignore[assignment, misc]
+    return directory
 
 
 def _print_summary(
