@@ -37,7 +37,7 @@ def begin() -> str:
     end = partial(_print_summary, directory, pid, time.monotonic(), _stderr_file(), is_first=first == str(pid))
     exit_now = os._exit
     atexit.register(end, [sys.stdout, sys.stderr])
-    os._exit = lambda status: (end([]), exit_now(status))[1]  # type: ignore[assignment, misc]
+    os._exit = lambda status: (end([]), exit_now(status))[1]
     return directory
 
 
