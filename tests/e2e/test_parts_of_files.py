@@ -17,8 +17,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import prefeed
-from cover import crossed
 from counting import counting
+from cover import crossed
 from prefeed.client import lending, part_costs
 from prefeed.client.lending import CostMeter
 from prefeed.store.reader import ReadBatch

@@ -13,7 +13,9 @@ import pytest
 
 import prefeed
 from e2e.images import NUM_IMAGES, make_image_folder
+from limits import limits_text
 from prefeed.config import resolve
+from slow_files import write_files
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -266,3 +268,35 @@ def test_one_within_another_is_part_of_it(run: Run, tmp_path: Path) -> None:
 
     said = [line for line in ended.stderr.splitlines() if line.startswith("prefeed: ")]
     assert said == [NOTHING.strip(), "prefeed: opens that bypassed the cache: open outside of samples 1"]
+
+
+IN_PLACE = """
+import sys
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+
+class Files(Dataset):
+    paths = sorted(Path(sys.argv[1]).iterdir())
+    def __len__(self):
+        return len(self.paths)
+    def __getitem__(self, index):
+        return len(self.paths[index].read_bytes())
+
+loader = DataLoader(Files(), batch_size=4)
+for _ in range(2):
+    list(loader)
+next(iter(loader))
+"""
+
+
+def test_samples_that_are_read_in_place_are_direct_reads(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PREFEED_LIMITS", limits_text(read_in_place=True))
+    root = write_files(tmp_path / "data", {f"{number}.bin": bytes(100) for number in range(40)})
+    options = ["--quiet", "--root", str(root), "--json", "o.json"]
+    ended = run("-m", "prefeed", "run", *options, written(tmp_path, IN_PLACE), str(root))
+    assert ended.returncode == 0, ended.stderr
+    facts = json.loads((tmp_path / "o.json").read_text())
+    assert facts["direct_reads"] > 0
+    assert (
+        facts["hits"] + facts["late_or_missed"] + facts["direct_reads"] == 2 * 40 + 4
+    )  # the loader joins on slow storage
