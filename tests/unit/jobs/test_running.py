@@ -11,7 +11,6 @@ from prefeed.jobs import running
 from prefeed.jobs.records import FAILED, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.running import JobEvents, apply_job, work_detached
 from prefeed.jobs.spec import parse_spec, resolve_job
-from prefeed.sampleset import records as records_of_sets
 from prefeed.sampleset.records import is_worked_at
 from prefeed.sources.credentials import write_credentials
 from prefeed.sources.store_access import endpoint_of
@@ -45,25 +44,6 @@ def test_a_detached_job_that_cannot_be_done_any_more_has_failed(tmp_path: Path) 
 
     assert (record.phase, record == records.read("one")) == (FAILED, True)
     assert f"at {BOS}, which is not where" in record.message
-
-
-@pytest.mark.usefixtures("sandbox")
-@pytest.mark.parametrize("spec", ["sync", "clear"])
-def test_the_set_of_a_job_is_read_once(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "1.bin").write_bytes(b"1")
-    applied(sample_set(source={"uri": str(tmp_path / "data")}))
-    document = {"type": spec, "sampleSetRef": "imagenet"}
-    if spec == "sync":
-        document["syncOptions"] = {"destination": str(tmp_path / "copy")}
-    read: list[object] = []
-    decoded = records_of_sets._decoded
-    monkeypatch.setattr(records_of_sets, "_decoded", lambda *given: read.append(given) or decoded(*given))
-
-    job = resolve_job("one", parse_spec(document), document, resolve())
-    record = apply_job(job, resolve(), JobEvents())
-
-    assert (record.phase, len(read)) == (SUCCEEDED, 1)
 
 
 @pytest.mark.usefixtures("sandbox")
