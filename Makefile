@@ -68,9 +68,9 @@ test-programs: $(PROGRAMS)/.installed system  ## unchanged programs of timm, dat
 test-matrix:  ## the pure tests with each Python and torch that can be had here (MATRIX="3.12:2.6 3.13:newest")
 	.ci/matrix $(MATRIX)
 
-test-cluster: $(VENV)/.installed-dev  ## the same documents against a cluster of yours: KUBECONFIG
+test-cluster: $(VENV)/.installed-dev  ## documents and, with PREFEED_TEST_IMAGE, pods in a cluster of yours: KUBECONFIG
 	@test -n "$$KUBECONFIG" || { echo "make test-cluster: no cluster: set KUBECONFIG to one of yours, such as kind's or k3d's" >&2; exit 1; }
-	$(PYTEST) -q -n 0 -p no:cacheprovider tests/on_cluster/acceptance.py
+	$(PYTEST) -q -n 0 -p no:cacheprovider tests/on_cluster/documents.py
 
 test-dashboard: $(VENV)/.installed-dev system  ## the queries of the dashboard, answered by a Prometheus that scrapes a server (apt-get install prometheus)
 	@command -v prometheus >/dev/null || { echo "make test-dashboard: no prometheus: apt-get install prometheus" >&2; exit 1; }

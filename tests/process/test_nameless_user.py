@@ -14,15 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster_http import served
 from prefeed.kubernetes.layout import DOCUMENTS, HOME, MEMORY, RUNTIME, STATE
 from prefeed.kubernetes.sizes import PATH
-from prefeed_bench.cluster import Cluster
 from process.conditions import wait_for
 from process.ports import free_port
 from sandbox import Sandbox
 from slow_files import write_files
-from unit.kubernetes.test_operator import node_mode
 from unit.sampleset.documents import sample_job, sample_set
 
 USER = 65532
@@ -144,14 +141,25 @@ def test_sidecar(user: Nameless, sandbox: Sandbox) -> None:
 
 
 def test_operator(user: Nameless, tmp_path: Path) -> None:
-    with served(Cluster()) as server:
-        server.kubeconfig(tmp_path / "kubeconfig")
-        with server.lock:
-            server.cluster.add(node_mode())
+    """It starts, goes on while the API server does not answer, and ends by SIGTERM."""
+    cluster = {"name": "test", "cluster": {"server": "http://127.0.0.1:1"}}  # nothing listens there
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "clusters": [cluster],
+        "users": [{"name": "test", "user": {"token": "t"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    url = f"http://127.0.0.1:{free_port()}/healthz"
 
-        def is_made() -> bool:
-            with server.lock:
-                return bool(server.cluster.of("StatefulSet"))
+    def is_alive() -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url) as answer:
+            return bool(answer.status == 200)
+        return False
 
-        with user.started("operator", "run", "--image", "prefeed:1", KUBECONFIG=str(tmp_path / "kubeconfig")):
-            wait_for(is_made, "the StatefulSet of the set")
+    command = ("operator", "run", "--image", "prefeed:1", "--liveness", url)
+    with user.started(*command, KUBECONFIG=str(tmp_path / "kubeconfig")):
+        wait_for(is_alive, "the operator")
+    assert "the API server does not answer" in user.output

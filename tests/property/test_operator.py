@@ -38,7 +38,7 @@ class World:
     """A cluster, and an operator that sees it now and then."""
 
     def __init__(self) -> None:
-        self.cluster = Cluster(is_checked=False)
+        self.cluster = Cluster()
         self.operator = Operator(self.cluster)
         self.ended: dict[str, str] = {}
 

@@ -15,7 +15,6 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "job describe": ("prefeed job describe nightly",),
     "job list": ("prefeed job list", "prefeed job list --json"),
     "job stop": ("prefeed job stop nightly",),
-    "kubernetes check": ("prefeed kubernetes check job.yaml sampleset.yaml",),
     "kubernetes crds": ("prefeed kubernetes crds | kubectl apply -f -",),
     "kubernetes patch": ("prefeed kubernetes patch job.yaml sampleset.yaml | kubectl apply -f -",),
     "logs": ("prefeed logs", "prefeed logs --home sampleset://imagenet"),

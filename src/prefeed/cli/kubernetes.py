@@ -1,4 +1,4 @@
-"""``prefeed kubernetes``: resources, checks of documents, pods with a cache, and the sidecar that these have."""
+"""``prefeed kubernetes``: resources, pods with a cache, and the sidecar that these have."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import yaml
 from prefeed.cli import render
 from prefeed.cli.backend import backend_of
 from prefeed.cli.commands import Commands
-from prefeed.cli.failure import EXIT_FAILED
-from prefeed.cli.options import config_of, json_option
+from prefeed.cli.options import config_of
 from prefeed.errors import SpecError
-from prefeed.kubernetes.checking import LEAST_VERSION, problems_of
 from prefeed.kubernetes.crds import definition, definitions
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.sidecar import run_job, run_sidecar
@@ -32,7 +30,7 @@ STDIN: Final = "-"
 def command() -> None:
     """Use sample sets in a Kubernetes cluster.
 
-    These commands need no access to the cluster: they print YAML for `kubectl apply -f -`, or check it.
+    These commands need no access to the cluster: they print YAML for `kubectl apply -f -`.
     """
 
 
@@ -43,32 +41,6 @@ def command() -> None:
 def crds(paddlejob: bool) -> None:
     """Print the CustomResourceDefinitions of SampleSet and SampleJob."""
     click.echo(yaml_of([definition(PADDLE_JOB)] if paddlejob else definitions()), nl=False)
-
-
-@command.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--version", default=LEAST_VERSION, show_default=True, help="Version of Kubernetes whose schemas count.")
-@json_option
-@click.pass_context
-def check(ctx: click.Context, files: tuple[str, ...], version: str, as_json: bool) -> None:
-    """Check documents against the schemas of their kinds, without a cluster.
-
-    FILE holds documents of kind SampleSet, SampleJob and PaddleJob, and of the kinds of Kubernetes; - is stdin. Exits with
-    1 if one of them would be refused, with the path of the field.
-    """
-    found = [
-        {"file": file, "kind": kind, "name": name, "problems": problems_of(document, version)}
-        for file, document in documents_in(files)
-        for kind, name in [_called(document)]
-    ]
-    lines = [
-        f"{each['file']}: {each['kind']} {each['name']}: {problem}"
-        for each in found
-        for problem in each["problems"] or ["ok"]
-    ]
-    render.show(as_json, {"version": version, "documents": found}, lines)
-    if any(each["problems"] for each in found):
-        ctx.exit(EXIT_FAILED)
 
 
 @command.command()
@@ -147,9 +119,3 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
-
-
-def _called(document: Document) -> tuple[str, str]:
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return str(document.get("kind", "a document")), str(name if name is not None else "without a name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -11,9 +11,6 @@ from prefeed.cli.commands import Commands
 from prefeed.errors import PrefeedError
 from prefeed.kubernetes.nodes import POOL_IMAGE
 from prefeed.kubernetes.operator.groups import Choices
-
-OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""In a pod: its namespace."""
 
 
 @click.group(name="operator", cls=Commands)
@@ -52,28 +49,14 @@ def command() -> None:
     show_default=True,
     help="Of the certificate, as a file.",
 )
-@click.option(
-    "--lease",
-    metavar="[NAMESPACE/]NAME",
-    help="Lease by which several operators agree on the one that works; in a pod the default is prefeed-operator in its "
-    "namespace, elsewhere none.",
-)
-@click.option(
-    "--lease-seconds",
-    type=click.IntRange(2),
-    default=15,
-    show_default=True,
-    help="After which another one takes a lease that is not renewed.",
-)
 def run(namespaces: tuple[str, ...], image: str, pool_image: str, *, paddlejob: bool, **given: Any) -> None:
     """Run the operator until SIGTERM.
 
     The cluster is that of the pod's service account, or of KUBECONFIG. The operator may be ended at any moment; the next one
-    finds everything in the cluster. Of several with one lease, one works, and the others wait.
+    finds everything in the cluster. Run one operator per cluster.
     """
     try:
         from prefeed.kubernetes.operator import service
-        from prefeed.kubernetes.operator.election import LEASE, Lease
         from prefeed.kubernetes.operator.webhook import Endpoint
     except ModuleNotFoundError as err:
         raise PrefeedError(
@@ -83,17 +66,11 @@ def run(namespaces: tuple[str, ...], image: str, pool_image: str, *, paddlejob: 
     port = given.pop("webhook_port")
     if port and not all(map(Path.is_file, files)):
         raise PrefeedError(f"the webhook needs {files[0]} and {files[1]}: name the files by --certificate and --key")
-    own = OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.is_file() else ""
-    name, seconds = given.pop("lease") or (LEASE if own else ""), given.pop("lease_seconds")
-    namespace, _, name = name.rpartition("/")
-    if name and not (namespace or own):
-        raise PrefeedError(f"the lease {name} has no namespace: write --lease NAMESPACE/{name}")
     service.run(
         service.Options(
             namespaces=namespaces,
             choices=Choices(image=image, pool_image=pool_image, paddle_jobs=paddlejob),
             webhook=Endpoint(port=port, certificate=files[0], key=files[1]) if port else None,
-            lease=Lease(namespace=namespace or own, name=name, seconds=seconds) if name else None,
             **given,
         )
     )

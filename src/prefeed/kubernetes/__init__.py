@@ -6,7 +6,6 @@
 ``paddlejob``  documents of kind PaddleJob
 ``paddle_pods``  what becomes of them: pods, a Service, a status
 ``mounts``     a set as a directory of its nodes
-``checking``   holds documents against the schemas, without a cluster
 ``workloads``  documents in which pods are described, and what becomes of them
 ``jobs``       jobs of sample sets, as pods have them
 ``pods``       a pod gets a cache: a sidecar and volumes

@@ -98,7 +98,9 @@ def require_pod(template: dict[str, Any], called: str) -> None:
         if not spec.get("containers"):
             wrong.append("spec.containers must have a container")
     if wrong:
-        raise SpecError(f"{called}: of its pod, {wrong[0]}; `prefeed kubernetes check` says what else does not fit")
+        raise SpecError(
+            f"{called}: of its pod, {wrong[0]}; `kubectl apply --dry-run=server` reports what else does not fit"
+        )
 
 
 def _wrong_lists(mapping: dict[str, Any], path: str, names: tuple[str, ...]) -> Iterator[str]:

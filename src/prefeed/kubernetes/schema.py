@@ -35,21 +35,6 @@ def structural(kind: type[Fields]) -> Schema:
     return _of_type(inspect.type_info(kind))
 
 
-def strict(schema: Schema) -> Schema:
-    """Return a schema that refuses what is not known, as an API server does under ``fieldValidation: Strict``."""
-    copied = {
-        name: {key: strict(inner) for key, inner in value.items()}
-        if name == "properties"
-        else strict(value)
-        if name == "items"
-        else value
-        for name, value in schema.items()
-    }
-    if "properties" in schema and not schema.get(PRESERVE):
-        copied["additionalProperties"] = False
-    return copied
-
-
 def _of_type(kind: inspect.Type) -> Schema:
     match kind:
         case inspect.Metadata():

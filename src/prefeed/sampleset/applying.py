@@ -39,7 +39,7 @@ REDIS: Final = "redis"
 
 _HINTS: Final = {
     "SampleJob": "; jobs are applied with `prefeed job apply`",
-    "PaddleJob": "; a PaddleJob is for a cluster: `prefeed kubernetes check` reads it",
+    "PaddleJob": "; a PaddleJob is for a cluster: `kubectl apply` takes it",
 }
 
 CREATED, CONFIGURED, UNCHANGED = "created", "configured", "unchanged"

@@ -1,4 +1,4 @@
-"""What is installed in a cluster: Kustomize and Helm make the same of it, it fits the schemas, and the operator may do what it does."""
+"""What is installed in a cluster: Kustomize and Helm make the same of it, and the operator may do what it does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ import pytest
 import yaml
 
 from prefeed.cli.operator import run
-from prefeed.kubernetes.checking import problems_of
-from prefeed.kubernetes.operator.election import LEASE, LEASES
 from prefeed.kubernetes.operator.kinds import EVENTS, KINDS, MADE, PODS, SECRETS
 from prefeed.kubernetes.operator.webhook import PATH
 from prefeed.kubernetes.paddle_pods import JOB
@@ -30,8 +28,6 @@ from prefeed.sampleset.spec import KIND as SAMPLE_SET
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 ROOT = Path(__file__).parents[3] / "deploy"
-VERSIONS = ("1.29", "1.33", "1.37")
-OF_CERT_MANAGER = ("Issuer", "Certificate")
 RENDER = """
 import json, sys
 import helm_python
@@ -110,8 +106,6 @@ def test_kustomize_and_helm_make_the_same() -> None:
         == definitions(of_kustomize)
         == {f"{KINDS[kind].resource.plural}.batch.paddlepaddle.org" for kind in KINDS if kind != PADDLE_JOB}
     )
-    for version in VERSIONS:
-        assert [problem for each in of_kustomize.values() for problem in problems_of(each, version)] == []
 
 
 def test_paddlejob_is_added_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -123,7 +117,6 @@ def test_paddlejob_is_added_where_it_is_asked_for(tmp_path: Path) -> None:
     assert of_kustomize[role]["rules"] == of_helm[role]["rules"]
     for found in (of_kustomize, of_helm):
         assert "--paddlejob" in arguments(found)
-        assert [problem for each in found.values() for problem in problems_of(each, "1.33")] == []
     crd = of_helm["CustomResourceDefinition", "paddlejobs.batch.paddlepaddle.org"]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert crd["spec"] == of_kustomize["CustomResourceDefinition", "paddlejobs.batch.paddlepaddle.org"]["spec"]
@@ -133,12 +126,6 @@ def test_the_webhook_asks_about_pods_with_the_label_and_no_others(tmp_path: Path
     of_kustomize, of_helm = with_component(tmp_path, "webhook"), helm(webhook=True)
 
     for found in (of_kustomize, of_helm):
-        assert [
-            problem
-            for key, each in found.items()
-            if key[0] not in OF_CERT_MANAGER
-            for problem in problems_of(each, "1.33")
-        ] == []
         deployment, service = found["Deployment", "prefeed-operator"], found["Service", "prefeed-webhook"]
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         (hook,) = found["MutatingWebhookConfiguration", "prefeed"]["webhooks"]
@@ -219,7 +206,6 @@ def test_values_of_the_chart() -> None:
     assert container["env"] == [{"name": "RUNTIME_IMAGE", "value": "mine/prefeed:2"}]
     assert container["args"][-2:] == ["--namespace=a", "--namespace=b"]
     assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
-    assert [problem for each in found.values() for problem in problems_of(each, "1.29")] == []
 
 
 def arguments(found: dict[Key, dict[str, Any]]) -> list[str]:
@@ -235,6 +221,12 @@ def test_the_operator_understands_its_arguments() -> None:
         assert context.params["liveness"] == "http://0.0.0.0:8080/healthz"
         assert context.params["metrics_port"] == 9464
         assert context.params["namespaces"] == (("a",) if context.params["paddlejob"] else ())
+
+
+def test_there_is_one_operator_at_a_time() -> None:
+    spec = kustomized(ROOT / "kubernetes")["Deployment", "prefeed-operator"]["spec"]
+
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
 
 
 def test_the_operator_is_restricted() -> None:
@@ -272,7 +264,6 @@ def needed(*, with_paddle: bool) -> Rights:
     found[PODS.group, PODS.plural] |= {"list", "watch"}
     found[SECRETS.group, SECRETS.plural] |= {"get"}
     found[EVENTS.group, EVENTS.plural] |= {"list", "create"}
-    found[LEASES.group, LEASES.plural] |= {"get", "create", "patch"}
     if with_paddle:
         found["apiextensions.k8s.io", "customresourcedefinitions"] |= {"get"}
     return dict(found)
@@ -305,20 +296,6 @@ def test_pods_of_other_namespaces_are_not_asked_about() -> None:
 def test_the_operator_may_do_what_it_does_and_nothing_more(tmp_path: Path) -> None:
     assert granted(kustomized(ROOT / "kubernetes")) == needed(with_paddle=False)
     assert granted(with_component(tmp_path, "paddlejob")) == needed(with_paddle=True)
-
-
-def test_of_leases_it_has_its_own_only() -> None:
-    """In its own namespace; a right to make one cannot name it."""
-    for found in (kustomized(ROOT / "kubernetes"), helm(replicas=2)):
-        rules = found["Role", "prefeed-operator"]["rules"]
-
-        assert found["Role", "prefeed-operator"]["metadata"]["namespace"] == "prefeed-system"
-        assert {verb: rule.get("resourceNames") for rule in rules for verb in rule["verbs"]} == {
-            "create": None,
-            "get": [LEASE],
-            "patch": [LEASE],
-        }
-    assert found["Deployment", "prefeed-operator"]["spec"]["replicas"] == 2
 
 
 def test_of_other_definitions_it_may_read_none() -> None:

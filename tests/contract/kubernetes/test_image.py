@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[3]
 IMAGE = ROOT / "deploy" / "image"
 CONTAINERFILE = IMAGE / "Containerfile"
-EXTRAS = ("aws", "pool", "operator")
+EXTRAS = ("aws", "pool", "kubernetes")
 """Extras of prefeed that the image has: stores and pools of its server, and the operator."""
 
 

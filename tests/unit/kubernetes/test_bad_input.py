@@ -24,7 +24,7 @@ from unit.sampleset.documents import sample_set
     ],
 )  # fmt: skip
 def test_a_set_that_an_older_definition_let_in_is_refused(document: dict[str, Any], words: str) -> None:
-    """An API server with these definitions refuses the same: see ``contract/kubernetes/test_schemas.py``."""
+    """An API server with these definitions refuses the same: see ``on_cluster/documents.py``."""
     document["metadata"] |= {"namespace": "default", "uid": "1"}
     group = Group(
         key=KEY,

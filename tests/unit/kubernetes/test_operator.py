@@ -9,14 +9,11 @@ import json
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prefeed.cli.kubernetes import yaml_of
 from prefeed.errors import ClusterError
-from prefeed.kubernetes.checking import problems_of
 from prefeed.kubernetes.nodes import MODE, NODE, USER
 from prefeed.kubernetes.operator.admission import answer, key_of, with_cache_of
 from prefeed.kubernetes.operator.carrying import Carrier
@@ -376,37 +373,6 @@ def test_where_a_set_wants_its_pods_its_jobs_run(cluster: Cluster, operator: Ope
     assert said(cluster, "SampleJob")["OptionsWithoutEffect"][1].startswith("spec.syncOptions.http-port has no effect")
 
 
-def test_the_golden_file() -> None:
-    """After a change: look at the difference, and write ``made_text`` to the file."""
-    assert made_text() == (Path(__file__).with_name("golden") / "node.yaml").read_text()
-
-
-def made_text() -> str:
-    """Return what becomes of a set of two nodes and its warm-up."""
-    cluster = Cluster()
-    cache = {"levels": [{"mediumType": "MEM", "cacheSize": 4096}, {"mediumType": "SSD", "cacheSize": 65536}]}
-    cluster.add(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": "keys"},
-            "data": {"access-key": "YQ==", "secret-key": "YQ=="},
-        }
-    )
-    cluster.add(node_mode(2, {USER: "1000:1000"}, source={**SOURCE, "secretRef": {"name": "keys"}}, cache=cache))
-    cluster.add(sample_job("warm", type="warmup", **REF))
-    Operator(cluster).settle()
-    serve(cluster, 2)
-    Operator(cluster).settle()
-    kinds = ("ConfigMap", "Service", "StatefulSet", "Job")
-    kept = ("name", "namespace", "labels")
-    made = [copy.deepcopy(each) for kind in kinds for each in cluster.of(kind).values()]
-    for each in made:
-        each.pop("status", None)
-        each["metadata"] = {name: value for name, value in each["metadata"].items() if name in kept}
-    return yaml_of(made)
-
-
 # ---------------------------------------------------------------- jobs
 
 
@@ -591,7 +557,6 @@ def test_a_pod_gets_a_sidecar_in_mode_pod_and_the_nodes_cache_in_mode_node(
     cluster.add(sample_set(source=SOURCE))
     mine = patched_by(asked_about(operator, pod()), pod())
     assert [each["name"] for each in mine["spec"]["initContainers"]] == ["prefeed-node"]
-    assert problems_of(mine, "1.33") == []
 
     cluster.change("SampleSet", "imagenet", {"metadata": {"annotations": {MODE: NODE, USER: "1000"}}})
     shared = patched_by(asked_about(operator, pod()), pod())
@@ -602,7 +567,6 @@ def test_a_pod_gets_a_sidecar_in_mode_pod_and_the_nodes_cache_in_mode_node(
     ]
     assert shared["spec"]["containers"][0]["securityContext"] == {"runAsUser": 1000}
     assert "podAffinity" in shared["spec"]["affinity"]
-    assert problems_of(shared, "1.33") == []
     assert patched_by(asked_about(operator, shared), shared) == shared  # once more changes nothing
 
 
@@ -698,7 +662,7 @@ def test_a_request_that_fails_at_any_step_changes_nothing_in_the_end(cluster: Cl
     expected, count = without_uids(changes(cluster)), len(cluster.asked)
     assert count > 20
     for number in range(count):
-        again = Cluster(is_checked=False)
+        again = Cluster()
         left = [number]
 
         def before(verb: str, plural: str, left: list[int] = left) -> None:

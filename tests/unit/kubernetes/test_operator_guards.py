@@ -129,7 +129,7 @@ def test_a_job_that_the_server_refuses_does_not_keep_others_waiting(cluster: Clu
 )
 def test_a_template_that_is_no_pod_is_refused(wrong: dict[str, Any]) -> None:
     """The schema of PaddleJob does not look into templates."""
-    cluster = Cluster(is_checked=False)
+    cluster = Cluster()
     cluster.add(paddle_job("a", wrong))
 
     PaddleOperator(cluster).settle()
@@ -268,7 +268,7 @@ def test_a_deleted_set_goes_even_if_its_secrets_cannot_be_read(cluster: Cluster)
 
 
 def test_a_paddle_job_that_is_not_understood_any_more_keeps_its_service_and_its_end() -> None:
-    cluster = Cluster(is_checked=False)
+    cluster = Cluster()
     cluster.add(paddle_job("a", template()))
     PaddleOperator(cluster).settle()
     cluster.change("PaddleJob", "a", {"spec": {"unknown": 1}})
@@ -439,7 +439,7 @@ def test_the_refusals_of_many_pods_have_room_in_a_status(cluster: Cluster) -> No
 
 @pytest.mark.parametrize("role", ["worker", "ps"])
 def test_more_pods_than_can_know_each_other_are_refused(role: str) -> None:
-    cluster = Cluster(is_checked=False)
+    cluster = Cluster()
     job = paddle_job("a", template())
     job["spec"] = {role: {"replicas": 1001, "template": template()}}
     cluster.add(job)

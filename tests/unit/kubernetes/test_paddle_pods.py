@@ -1,4 +1,4 @@
-"""PaddleJobs become pods. ``golden/resnet.yaml`` is what the document of the original becomes, in mode node."""
+"""PaddleJobs become pods."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefeed.cli.kubernetes import yaml_of
 from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.mounts import mount_name
 from prefeed.kubernetes.nodes import MODE, NODE, POD, USER
@@ -26,7 +24,6 @@ from profiles import examples
 from unit.sampleset.documents import sample_set
 
 HERE = Path(__file__).parent
-GOLDEN = HERE / "golden" / "resnet.yaml"
 RESNET = HERE.parents[1] / "contract" / "kubernetes" / "resnet.yaml"
 NOW, LATER = datetime(2026, 11, 27, 8, tzinfo=UTC), datetime(2026, 11, 27, 9, tzinfo=UTC)
 IMAGE = "registry.example/prefeed:1"
@@ -104,20 +101,6 @@ def variables(pod: dict[str, Any]) -> dict[str, str]:
 
 def in_phase(decision: Outcome, *phases: str) -> tuple[dict[str, Any], ...]:
     return tuple({**pod, "status": {"phase": phase}} for pod, phase in zip(pods_of(decision), phases, strict=True))
-
-
-def test_the_golden_file() -> None:
-    job = yaml.safe_load(RESNET.read_text())
-    job["metadata"]["uid"] = "of-the-job"
-    decision = decided(job, sample_set=a_set(partitions=1), mount=MOUNTED)
-    of_set = decide_set(a_set(partitions=1), group(job, sample_set=a_set(partitions=1))).objects
-
-    assert (
-        yaml_of([*(each for each in of_set if each["metadata"]["name"] == "imagenet-mount"), *decision.objects])
-        == GOLDEN.read_text()
-    )
-    assert decision.status["phase"] == PENDING
-    assert condition(decision)["status"] == "True"
 
 
 def test_workers_find_each_other_and_prefer_the_node_of_their_server() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prefeed.cli.main import cli
 from prefeed.errors import SpecError
@@ -20,6 +23,7 @@ from prefeed.kubernetes.workloads import patched
 from prefeed.sampleset.documents import decode
 from prefeed.sampleset.spec import SampleSetDocument
 from prefeed.sampleset.tiers import plan_tiers
+from profiles import examples
 from unit.sampleset.documents import sample_job, sample_set
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -319,3 +323,21 @@ def test_the_config_map_of_a_patch_is_its_own_and_follows_the_namespace() -> Non
     assert kinds[:2] == ["Namespace", "ConfigMap"]
     of_set = next(each for each in documents if each["kind"] == "SampleSet")
     assert found[1]["metadata"]["name"] != config_map(pod_set(of_set))["metadata"]["name"]
+
+
+@settings(max_examples=examples(400))
+@given(data=st.data())
+def test_documents_of_another_form_are_refused_or_left_alone(data: st.DataObject) -> None:
+    documents = list(yaml.safe_load_all((GOLDEN / "deployment.yaml").read_text()))
+    holder: Any = data.draw(st.sampled_from(documents))
+    for _ in range(data.draw(st.integers(1, 7))):
+        key = data.draw(st.sampled_from(sorted(holder) if isinstance(holder, dict) else range(len(holder))))
+        if not isinstance(holder[key], dict | list) or not holder[key]:
+            break
+        holder, above = holder[key], (holder, key)
+    else:
+        holder, key = above
+    holder[key] = data.draw(st.sampled_from([None, 0, 1.5, "a", True, [], {}, [None], ["a"], [{}], {"a": None}]))
+
+    with contextlib.suppress(SpecError):
+        patched(documents)

@@ -201,7 +201,7 @@ def test_a_source_that_refuses_is_said_once_while_it_is_tried_again() -> None:
 
 def test_a_set_whose_document_is_not_understood_keeps_none_waiting(caplog: pytest.LogCaptureFixture) -> None:
     """Documents may be older than the definition that would refuse them."""
-    cluster = Cluster(is_checked=False)
+    cluster = Cluster()
     for name in ("a", "b"):
         document = node_mode()
         document["metadata"]["name"] = name

@@ -129,7 +129,7 @@ class _Counted:
 
 
 def _measure(num_sets: int) -> dict[str, float]:
-    cluster = Cluster(is_checked=False)
+    cluster = Cluster()
     names = [f"set-{number:04}" for number in range(num_sets)]
     operator = _Operator(cluster)
     for name in names:

@@ -10,7 +10,6 @@
 ``refusals``     what is said of an object that the API server refuses
 ``uncached``     pods that ask for a set and have no cache
 ``working``      which group is worked at, and when again
-``election``     which of several operators works
 ``admission``    the answer to a request about a pod
 ``webhook``      the endpoint of these requests
 ``reports``      how much the servers of a set hold

@@ -38,10 +38,7 @@ WAITING: Final = Metric(
     "Sets that have changed and were not compared yet. Growth means that the API server is slow.",
 )
 KNOWN: Final = Metric("prefeed_operator_known_objects", "gauge", (), "Objects of the cluster that the operator holds.")
-LEADS: Final = Metric(
-    "prefeed_operator_leads", "gauge", (), "1 in the operator that works, 0 in those that wait. The sum is 1."
-)
-METRICS: Final = (ENDS, WAITING, KNOWN, LEADS)
+METRICS: Final = (ENDS, WAITING, KNOWN)
 """All metrics of the operator, in the order in which the page has them."""
 
 

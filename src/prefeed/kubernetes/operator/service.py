@@ -7,8 +7,6 @@ import contextlib
 import logging
 import os
 import socket
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,8 +21,7 @@ from prefeed.kubernetes.operator.admission import answer, key_of
 from prefeed.kubernetes.operator.asking import Asker, Requests
 from prefeed.kubernetes.operator.carrying import Carrier, selector_of
 from prefeed.kubernetes.operator.client import Client, Connection
-from prefeed.kubernetes.operator.counts import KNOWN, LEADS, WAITING, Counts
-from prefeed.kubernetes.operator.election import Election, Lease
+from prefeed.kubernetes.operator.counts import KNOWN, WAITING, Counts
 from prefeed.kubernetes.operator.groups import Choices
 from prefeed.kubernetes.operator.kinds import DEFINITIONS, MADE, watched
 from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
@@ -49,7 +46,6 @@ class Options:
         liveness: URL at which the program says that it lives; empty: nowhere.
         metrics_port: Of Prometheus; 0: none.
         webhook: Where pods are given their caches; None: nowhere.
-        lease: By which several operators agree on the one that works; None: there is no other.
     """
 
     namespaces: Sequence[str] = ()
@@ -57,7 +53,6 @@ class Options:
     liveness: str = ""
     metrics_port: int = 0
     webhook: Endpoint | None = None
-    lease: Lease | None = None
 
 
 def login() -> Connection:
@@ -121,13 +116,14 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
-def _seconds() -> float:
-    """Return the time since the node has started, also while it was suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def _version(api_version: str) -> str:
     return api_version.rpartition("/")[2]
+
+
+async def _work(worker: Worker, asker: Asker) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.run())
+        tasks.create_task(asker.run())
 
 
 class _Service:
@@ -172,24 +168,7 @@ class _Service:
             self._stack.callback(thread.join)
             self._stack.callback(server.server_close)
             self._stack.callback(server.shutdown)
-        self._task = asyncio.create_task(self._work(client, worker, asker), name="prefeed-operator")
-
-    async def _work(self, client: Client, worker: Worker, asker: Asker) -> None:
-        """Work, once this operator leads. Before, it knows what is there, and answers about pods."""
-
-        async def work() -> None:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(worker.run())
-                tasks.create_task(asker.run())
-
-        if self._options.lease is None:
-            self._counts.show(LEADS, lambda: 1)
-            await work()
-            return
-        identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        election = Election(client, self._options.lease, identity, now=lambda: datetime.now(UTC), clock=_seconds)
-        self._counts.show(LEADS, lambda: election.is_leader)
-        await election.lead(work)
+        self._task = asyncio.create_task(_work(worker, asker), name="prefeed-operator")
 
     async def _end(self, **_: Any) -> None:
         if self._task is not None:
