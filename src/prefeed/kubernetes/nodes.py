@@ -403,6 +403,11 @@ _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _let_run_as(container: dict[str, Any], spec: dict[str, Any], given: NodeSet) -> None:
+    """Give a container the user of the servers, unless it names a user: the image may have another one, which nothing here can see.
+
+    Raises:
+        SpecError: It names another user, or may not be root as the servers are.
+    """
     user = user_of(container, spec).get("runAsUser")
     if user is not None and user != given.user:
         raise SpecError(
@@ -414,7 +419,7 @@ def _let_run_as(container: dict[str, Any], spec: dict[str, Any], given: NodeSet)
             f"the container {container['name']} runs as another user than root, and the servers of {given.found.name} as root: a "
             f"cache belongs to one user; give both the same, by securityContext.runAsUser and the annotation {USER} of the set"
         )
-    if user is None and given.user:
+    if user is None:
         container["securityContext"] = {**(container.get("securityContext") or {}), **_context(given)}
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from prefeed.config import MIB, SETTINGS, Config
-from prefeed.errors import ConfigError, SampleSetError, SampleSetNotFoundError
+from prefeed.errors import ConfigError, CredentialsError, SampleSetError, SampleSetNotFoundError
 from prefeed.sampleset.documents import Document, require_name
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.tiers import tier_settings
@@ -135,13 +135,23 @@ def find(name: str, config: Config) -> SampleSet:
 
     Raises:
         SampleSetNotFoundError: There is none; the message says which there are.
+        CredentialsError: Another user owns it.
         SampleSetError: Its record is damaged.
     """
     directory = directory_of(name, config)
     known, version = _found.get(directory), _version_of(directory / RECORD)
     if version is not None and known is not None and known[0] == version:
         return known[1]
-    data = read_private(directory / RECORD)
+    try:
+        data = read_private(directory / RECORD)
+    except CredentialsError as err:
+        if isinstance(err.__cause__, PermissionError) and config.home.exists():
+            raise CredentialsError(
+                f"user {os.geteuid()} cannot read the sample set {name}: user {config.home.stat().st_uid} owns {config.home} and alone may "
+                "read it; run this as that user. In a pod: set securityContext.runAsUser, or the annotation prefeed.io/user of the set",
+                path=str(directory / RECORD),
+            ) from err
+        raise
     if data is None:
         there = ", ".join(names(config)) or "none"
         raise SampleSetNotFoundError(

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from prefeed.config import resolve as settings
-from prefeed.errors import ConfigError, SampleSetNotFoundError, SpecError
+from prefeed.errors import ConfigError, CredentialsError, SampleSetNotFoundError, SpecError
+from prefeed.sampleset import records
 from prefeed.sampleset.names import resolve, resolve_roots
+from prefeed.sampleset.records import find
 from sandbox import Sandbox
 from unit.sampleset.documents import applied, apply, sample_set
 
@@ -102,3 +105,16 @@ def test_one_node_serves_files_opened_by_path() -> None:
     apply(sample_set("a", source={"uri": "/a"}), sample_set("b", source={"uri": "/b"}))
     with pytest.raises(ConfigError, match="names the sample sets a and b"):
         resolve_roots(settings({"roots": "sampleset://b:sampleset://a"}))
+
+
+def test_the_set_of_another_user_says_whose_it_is(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied(sample_set(source={"uri": "s3://bucket/a"}))
+
+    def refuse(path: Path) -> None:
+        raise CredentialsError(f"cannot read {path}: Permission denied", path=str(path)) from PermissionError(
+            13, "denied"
+        )
+
+    monkeypatch.setattr(records, "read_private", refuse)
+    with pytest.raises(CredentialsError, match=rf"user {os.geteuid()} owns .* run this as that user.* prefeed.io/user"):
+        find("imagenet", settings())
