@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import socket
 import threading
@@ -67,6 +68,8 @@ def run_sidecar(
     Raises:
         SpecError: The document of the set, or a secret, is not there or is not understood.
     """
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("prefeed").setLevel(logging.INFO)  # what changes: an origin that fails, memory that is short
     settings = _given(name, config)
     environment = dict(os.environ)  # before the server forgets the variables of stores
     say(f"serves the sample set {name} from {find(name, config).read_url}; {_sizes_of(settings)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from prefeed.core.requests import START, START_OF_BLOCKS, ConcurrencyLimit
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, RESIDENT
+from prefeed.errors import ObjectNotFoundError, PassedThroughError, PrefeedError
 from prefeed.sources.blocks import BlockSource, object_of
 from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.learned import LearnedMapWriter
@@ -33,6 +35,9 @@ from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 _CHUNK = 1 << 20
 _RELEASE_EVERY = 16
 _LARGE_MANIFEST = 4_000_000
+_SILENCE_SECONDS = 60.0
+
+_log = logging.getLogger("prefeed")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +75,7 @@ class Dataset:
         listed_at: When the last listing that found this manifest began; see ``Opened``.
         opened_at: When it was last handed to a client, by the server's clock.
         other_views: Views of other clients that have it, and what reads through them.
+        silent_until: No failure of its origin is logged before, by the server's clock.
     """
 
     number: int
@@ -82,6 +88,7 @@ class Dataset:
     view: View | None = None
     lookups: int = 0
     other_views: dict[View | None, Source] = field(default_factory=dict)
+    silent_until: float = 0.0
 
     @property
     def catalogue(self) -> CatalogueWriter | None:
@@ -140,6 +147,12 @@ class Dataset:
         self.lookups += 1
         if self.lookups % _RELEASE_EVERY == 0 and self.manifest.num_objects >= _LARGE_MANIFEST:
             self.manifest.release_pages()
+
+    def note_failure(self, error: PrefeedError, now: float) -> None:
+        """Log that the origin refuses or fails, at most once a minute; an object that is gone says nothing of the origin."""
+        if now >= self.silent_until and not isinstance(error, ObjectNotFoundError | PassedThroughError):
+            self.silent_until = now + _SILENCE_SECONDS
+            _log.warning("prefeed: the origin %s fails: %s", self.source.url, error)
 
     def key(self, object_id: int) -> EntryKey:
         """Return the entry key of the object."""

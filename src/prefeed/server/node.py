@@ -20,7 +20,7 @@ import numpy.typing as npt
 from prefeed.config import Config
 from prefeed.core.actions import Action, Answer, Fetch, Free, Outcome, Placement, Ticket
 from prefeed.core.plan import Window
-from prefeed.core.requests import ConcurrencyLimit, RetryPolicy
+from prefeed.core.requests import RetryPolicy
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, FETCHING
 from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
@@ -556,8 +556,9 @@ class Node:
         assert error is not None
         self._counts.errors[error.code] += 1
         now = self._clock()
+        self.datasets[ticket.dataset].note_failure(error, now)
         if isinstance(error, ThrottledError):
-            self._limit_of(ticket).on_throttle(now)
+            self.datasets[ticket.dataset].limit.on_throttle(now)
             self._apply_limit(ticket.dataset)
         delay = None
         if error.retryable and self.datasets[ticket.dataset].catalogue is None:  # who opens a file hears of it at once
@@ -572,9 +573,6 @@ class Node:
     def _apply_limit(self, dataset: int) -> None:
         found = self.datasets[dataset]
         self.scheduler.tables[dataset].max_in_flight = self.fetchers.limit(found.source, found.limit.limit)
-
-    def _limit_of(self, ticket: Ticket) -> ConcurrencyLimit:
-        return self.datasets[ticket.dataset].limit
 
     # ------------------------------------------------------------ inside
 

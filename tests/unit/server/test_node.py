@@ -135,6 +135,24 @@ def test_denied_access_is_not_tried_again(node: Rig) -> None:
     assert node.timers.waiting == []
 
 
+def test_an_origin_that_refuses_is_logged_once_a_minute(node: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"{number:05}.bin" for number in range(4)]
+    memory = memory_source(4)
+    faults = {name: Fault("error", error=AccessDeniedError(f"memory://test/{name}: 403")) for name in names[:3]}
+    dataset = node.open(FaultySource(memory, faults))
+    memory.remove(names[3])  # says nothing of the origin
+    for number in (3, 0, 1):
+        node.demand(dataset, number)
+        node.deliver_all()
+    node.clock.now += 60
+    node.demand(dataset, 2)
+    node.deliver_all()
+
+    assert [record.getMessage() for record in caplog.records if "the origin" in record.getMessage()] == [
+        f"prefeed: the origin memory://test fails: memory://test/{names[number]}: 403" for number in (0, 2)
+    ]
+
+
 def test_throttling_halves_what_is_in_flight(node: Rig) -> None:
     fault = Fault("error", times=3, error=ThrottledError("memory://test: 503 SlowDown"))
     dataset = node.open(FaultySource(memory_source(200), {"00000.bin": fault}))
