@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import json
 import shutil
-import ssl
 import subprocess
 import sys
 from collections import defaultdict
@@ -158,41 +155,6 @@ def test_the_operator_reaches_the_servers_of_sets_at_their_port_only() -> None:
     assert [[port["port"] for port in each["ports"]] for each in rules] == [[53, 53], [443, 6443], [PORT]]
 
 
-def test_the_certificate_is_that_of_the_service(tmp_path: Path) -> None:
-    of_kustomize, of_helm = with_component(tmp_path, "webhook"), helm(webhook=True)
-    certificate = of_kustomize["Certificate", "prefeed-webhook"]
-    secret = of_helm["Secret", "prefeed-webhook"]
-    (hook,) = of_helm["MutatingWebhookConfiguration", "prefeed"]["webhooks"]
-    files = {name: tmp_path / name for name in ("ca.crt", "tls.crt", "tls.key")}
-    for name, path in files.items():
-        path.write_bytes(base64.b64decode(secret["data"][name]))
-
-    assert certificate["spec"]["dnsNames"] == ["prefeed-webhook.prefeed-system.svc"]
-    assert certificate["spec"]["secretName"] == secret["metadata"]["name"]
-    annotations = of_kustomize["MutatingWebhookConfiguration", "prefeed"]["metadata"]["annotations"]
-    assert annotations == {"cert-manager.io/inject-ca-from": "prefeed-system/prefeed-webhook"}
-    assert hook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
-    server, client = (
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
-        ssl.create_default_context(cafile=files["ca.crt"]),
-    )
-    server.load_cert_chain(files["tls.crt"], files["tls.key"])
-    shake_hands(client, server, "prefeed-webhook.prefeed-system.svc")
-    with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(client, server, "another.prefeed-system.svc")
-
-
-def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> None:
-    """Let both sides of TLS agree, in memory."""
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = [client.wrap_bio(down, up, server_hostname=name), server.wrap_bio(up, down, server_side=True)]
-    for _ in range(3):
-        for side in sides:
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    assert sides[0].version()
-
-
 def test_values_of_the_chart() -> None:
     found = helm(
         image={"repository": "mine/prefeed", "tag": "2", "pullPolicy": "Always"},
@@ -213,33 +175,10 @@ def arguments(found: dict[Key, dict[str, Any]]) -> list[str]:
     return list(container["args"])
 
 
-def test_the_operator_understands_its_arguments() -> None:
-    for found in (helm(), helm(paddleJob=True, namespaces=["a"])):
-        first, second, *rest = arguments(found)
-        assert (first, second) == ("operator", "run")
-        context = run.make_context("run", rest)
-        assert context.params["liveness"] == "http://0.0.0.0:8080/healthz"
-        assert context.params["metrics_port"] == 9464
-        assert context.params["namespaces"] == (("a",) if context.params["paddlejob"] else ())
-
-
 def test_there_is_one_operator_at_a_time() -> None:
     spec = kustomized(ROOT / "kubernetes")["Deployment", "prefeed-operator"]["spec"]
 
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-
-
-def test_the_operator_is_restricted() -> None:
-    """It keeps the rules of the pod security level "restricted", which its namespace enforces."""
-    spec = kustomized(ROOT / "kubernetes")["Deployment", "prefeed-operator"]["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-    assert [each for each in spec["volumes"] if "emptyDir" not in each] == []
 
 
 # ---------------------------------------------------------------- rights

@@ -14,7 +14,7 @@ from prefeed.kubernetes.workloads import patched, templates_of
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "kubernetes"
 SET = FOLDER / "imagenet.yaml"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if path != SET)
+EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if path != SET and "quickstart" not in path.name)
 FLUID = ROOT / "deploy" / "fluid" / "cacheruntimeclass.yaml"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,12 @@ import yaml
 
 from prefeed.errors import ClusterError
 from prefeed.kubernetes.nodes import MODE, NODE
-from prefeed.kubernetes.operator import webhook
 from prefeed.kubernetes.operator.groups import Key
-from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
 from prefeed.kubernetes.operator.working import Worker
 from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import (
     KEY,
     REF,
-    SOURCE,
     Operator,
     active,
     end,
@@ -33,7 +29,7 @@ from unit.kubernetes.test_operator import (
     story,
 )
 from unit.kubernetes.test_paddle_operator import PaddleOperator
-from unit.sampleset.documents import sample_job, sample_set
+from unit.sampleset.documents import sample_job
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
 
@@ -80,17 +76,6 @@ def test_an_object_that_somebody_else_made_is_not_taken_over(cluster: Cluster) -
     Operator(cluster).settle()
 
     assert cluster.of("Service") == {name: before}
-
-
-def test_a_job_whose_service_has_the_name_of_a_sets_leaves_it_alone(cluster: Cluster) -> None:
-    cluster.add(node_mode())
-    Operator(cluster).settle()
-    (owner,) = cluster.of("Service")["imagenet-runtime"]["metadata"]["ownerReferences"]
-    cluster.add(paddle_job("imagenet-runtime", template()))
-
-    with pytest.raises(ClusterError, match="was not made for the PaddleJob imagenet-runtime"):
-        PaddleOperator(cluster).settle()
-    assert cluster.of("Service")["imagenet-runtime"]["metadata"]["ownerReferences"] == [owner]
 
 
 # ---------------------------------------------------------------- one document does not stop the others
@@ -156,27 +141,6 @@ def test_a_defect_at_one_group_does_not_end_the_work(monkeypatch: pytest.MonkeyP
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_a_certificate_that_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Context:
-        reads = 0
-
-        def load_cert_chain(self, *files: Path) -> None:
-            self.reads += 1
-            if self.reads == 2:
-                raise ssl.SSLError("KEY_VALUES_MISMATCH")
-
-    context = Context()
-    monkeypatch.setattr(ssl, "create_default_context", lambda *_: context)
-    monkeypatch.setattr(webhook, "_RELOAD_SECONDS", 0)
-    found = Webhook(Endpoint(port=1, certificate=Path("a"), key=Path("b")), None)  # type: ignore[arg-type]
-    reload = found._reload()
-    for _ in range(4):
-        reload.send(None)
-    reload.close()
-
-    assert context.reads == 4
-
-
 # ---------------------------------------------------------------- jobs
 
 
@@ -224,81 +188,7 @@ def test_a_job_that_runs_is_not_taken_for_one_that_waits(cluster: Cluster) -> No
     assert phases(cluster) == {"a": "Succeeded", "b": "Pending"}
 
 
-def test_a_job_that_ends_after_its_set_was_deleted_says_how(cluster: Cluster) -> None:
-    cluster.add(node_mode())
-    operator = Operator(cluster)
-    operator.settle()
-    serve(cluster)
-    cluster.add(sample_job(type="sync", **REF))
-    operator.settle()
-    (name,) = active(cluster)
-    cluster.remove("SampleSet", "imagenet")
-    operator.settle()
-    assert said(cluster, "SampleJob", "warm")["Complete"][0] == "NoSampleSet"
-
-    end(cluster, name, message="copied: 3")
-    operator.settle()
-
-    assert phases(cluster) == {"warm": "Succeeded"}
-    assert said(cluster, "SampleJob", "warm")["Complete"] == ("Succeeded", "copied: 3")
-
-
-def test_pods_of_a_job_without_a_set_miss_no_cache(cluster: Cluster) -> None:
-    cluster.add(paddle_job("a", template()))
-
-    PaddleOperator(cluster).settle()
-
-    assert list(cluster.of("Pod")) == ["a-worker-0"]
-    assert [each["reason"] for each in cluster.of("Event").values()] == ["Found"]
-
-
-def test_a_deleted_set_goes_even_if_its_secrets_cannot_be_read(cluster: Cluster) -> None:
-    cluster.add(sample_set(source=SOURCE, secretRef={"name": "keys"}))
-    Operator(cluster).settle()
-
-    def refuse(verb: str, plural: str) -> None:
-        if plural == "secrets":
-            raise ClusterError("forbidden", status=403)
-
-    cluster.before = refuse
-    cluster.remove("SampleSet", "imagenet")
-    Operator(cluster).settle()
-
-    assert not cluster.of("SampleSet")
-
-
-def test_a_paddle_job_that_is_not_understood_any_more_keeps_its_service_and_its_end() -> None:
-    cluster = Cluster()
-    cluster.add(paddle_job("a", template()))
-    PaddleOperator(cluster).settle()
-    cluster.change("PaddleJob", "a", {"spec": {"unknown": 1}})
-    PaddleOperator(cluster).settle()
-    assert list(cluster.of("Service")) == ["a"]
-
-    cluster.change("PaddleJob", "a", {"spec": {"unknown": None}})
-    cluster.change("Pod", "a-worker-0", {"status": {"phase": "Succeeded"}})
-    PaddleOperator(cluster).settle()
-    cluster.change("PaddleJob", "a", {"spec": {"unknown": 1}})
-    PaddleOperator(cluster).settle()
-    cluster.change("PaddleJob", "a", {"spec": {"unknown": None}})
-    PaddleOperator(cluster).settle()
-
-    assert cluster.asked.count(("apply", "pods", "a-worker-0")) == 1
-    assert cluster.of("PaddleJob")["a"]["status"]["phase"] == "Completed"
-
-
 # ---------------------------------------------------------------- names
-
-
-def test_the_name_of_a_cron_job_is_short_enough(cluster: Cluster) -> None:
-    cluster.add(node_mode())
-    Operator(cluster).settle()
-    serve(cluster)
-    cluster.add(sample_job("a" * 63, type="warmup", schedule="0 2 * * *", **REF))
-    Operator(cluster).settle()
-
-    (name,) = cluster.of("CronJob")
-    assert len(name) == 52
 
 
 @pytest.mark.parametrize(("name", "says"), [("a" * 45, "has 45 letters"), ("3d", "must begin with a letter")])
@@ -421,22 +311,6 @@ def test_a_server_that_is_busy_refuses_nothing(cluster: Cluster, status: int) ->
     assert "ObjectsApplied" not in said(cluster)
 
 
-def test_the_refusals_of_many_pods_have_room_in_a_status(cluster: Cluster) -> None:
-    job = paddle_job("a", template())
-    job["spec"]["worker"]["replicas"] = 100
-    cluster.add(job)
-
-    def refuse(verb: str, plural: str) -> None:
-        if (verb, plural) == ("apply", "pods"):
-            raise ClusterError(f"violates {1000 * 'x'}", status=403)
-
-    cluster.before = refuse
-    with pytest.raises(ClusterError, match="violates"):
-        PaddleOperator(cluster).settle()
-
-    assert said(cluster, "PaddleJob", "a")["ObjectsApplied"][1].startswith("the Pod a-worker-0 is refused: violates")
-
-
 @pytest.mark.parametrize("role", ["worker", "ps"])
 def test_more_pods_than_can_know_each_other_are_refused(role: str) -> None:
     cluster = Cluster()
@@ -448,21 +322,6 @@ def test_more_pods_than_can_know_each_other_are_refused(role: str) -> None:
 
     assert "at most 1000 is possible" in said(cluster, "PaddleJob", "a")["Runnable"][1]
     assert not cluster.of("Pod")
-
-
-def test_a_refused_pod_is_said_by_its_job() -> None:
-    cluster = Cluster()
-    cluster.add(paddle_job("a", template()))
-
-    def refuse(verb: str, plural: str) -> None:
-        if (verb, plural) == ("apply", "pods"):
-            raise ClusterError("violates PodSecurity", status=403)
-
-    cluster.before = refuse
-    with pytest.raises(ClusterError):
-        PaddleOperator(cluster).settle()
-
-    assert "violates PodSecurity" in said(cluster, "PaddleJob", "a")["ObjectsApplied"][1]
 
 
 def test_a_set_whose_pods_the_cluster_refuses_reports_it_in_its_words(cluster: Cluster) -> None:

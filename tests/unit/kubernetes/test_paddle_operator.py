@@ -118,16 +118,6 @@ def test_a_pod_is_made_once_and_again_only_when_it_is_lost(cluster: Cluster) -> 
     assert job(cluster)["status"]["phase"] == "Pending"
 
 
-def test_the_mount_stays_until_its_set_is_deleted(cluster: Cluster) -> None:
-    """Otherwise the next job would start while the mount pod of the last one terminates."""
-    start(cluster)
-    assert set(cluster.of("StatefulSet", WHERE)) == {"imagenet-runtime", "imagenet-mount"}
-
-    cluster.remove("PaddleJob", "resnet50", WHERE)
-    PaddleOperator(cluster).settle()
-    assert set(cluster.of("StatefulSet", WHERE)) == {"imagenet-runtime", "imagenet-mount"}
-
-
 def test_a_request_that_fails_at_any_step_is_made_up_for(cluster: Cluster) -> None:
     """The operator dies at each request in turn; the next one brings the job to the same end."""
     failed = set()

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.mounts import mount_name
 from prefeed.kubernetes.nodes import MODE, NODE, POD, USER
-from prefeed.kubernetes.operator.groups import Choices, Group, Key, Outcome, is_owned
+from prefeed.kubernetes.operator.groups import Choices, Group, Key, Outcome
 from prefeed.kubernetes.operator.paddle_jobs import RUNNABLE, decide_paddle_job
 from prefeed.kubernetes.operator.sample_sets import decide_set
-from prefeed.kubernetes.paddlejob import COMPLETED, FAILED, OVER, PENDING, RUNNING
-from profiles import examples
+from prefeed.kubernetes.paddlejob import COMPLETED, FAILED, PENDING, RUNNING
 from unit.sampleset.documents import sample_set
 
 HERE = Path(__file__).parent
@@ -281,96 +277,3 @@ def test_a_definition_of_paddles_own_operator_is_not_ours() -> None:
     assert is_ours(ours)
     assert not is_ours(theirs)
     assert not is_ours({"metadata": {"labels": {"app.kubernetes.io/part-of": "training-operator"}}})
-
-
-# ---------------------------------------------------------------- sequences of events
-
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("phase"), st.integers(0, 5), st.sampled_from(["Pending", "Running", "Succeeded", "Failed"])),
-        st.tuples(st.just("lost"), st.integers(0, 5), st.just("")),
-        st.tuples(st.just("set"), st.just(0), st.sampled_from(["", "None", "Syncing", "PartialReady", "Ready"])),
-        st.tuples(st.just("mount"), st.integers(0, 2), st.just("")),
-        st.tuples(st.just("replicas"), st.integers(1, 4), st.just("")),
-        st.tuples(st.just("restart"), st.just(0), st.just("")),
-    ),
-    max_size=12,
-)
-
-
-class Cluster:
-    """Carries decisions out, as the operator does: objects are applied, and those that are neither here nor kept are removed."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.job = job
-        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        self.sample_set: dict[str, Any] | None = None
-        self.num_changes = 0
-
-    def group(self) -> Group:
-        found = group(self.job, sample_set=self.sample_set)
-        pods = [each for (kind, _), each in sorted(self.objects.items()) if kind == "Pod"]
-        return replace(found, pods=pods, made=dict(self.objects))
-
-    def step(self) -> Outcome:
-        if self.sample_set is not None:
-            self.carry(self.sample_set, decide_set(self.sample_set, self.group()))
-        outcome = decide_paddle_job(self.job, self.group())
-        self.carry(self.job, outcome)
-        self.job["status"] = outcome.status
-        return outcome
-
-    def carry(self, document: dict[str, Any], outcome: Outcome) -> None:
-        names = [(each["kind"], each["metadata"]["name"]) for each in outcome.objects]
-        assert len(set(names)) == len(names)
-        for name, each in zip(names, outcome.objects, strict=True):
-            assert name[0] != "Pod" or name not in self.objects, "a pod cannot be changed"
-            if name not in self.objects:
-                self.objects[name] = copy.deepcopy(each)
-                self.num_changes += 1
-        for name in [name for name, each in self.objects.items() if is_owned(each, document)]:
-            if name not in names and name not in outcome.kept:
-                del self.objects[name]
-                self.num_changes += 1
-
-    def happen(self, event: str, number: int, text: str) -> None:
-        pods = sorted(name for name in self.objects if name[0] == "Pod")
-        if event == "phase" and pods:
-            pod = self.objects[pods[number % len(pods)]]
-            if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed"):  # kubelet's final phases
-                pod["status"] = {"phase": text}
-        elif event == "lost" and pods:
-            del self.objects[pods[number % len(pods)]]
-        elif event == "set":
-            self.sample_set = a_set(phase=text) if text else None
-        elif event == "mount" and ("StatefulSet", "imagenet-mount") in self.objects:
-            self.objects["StatefulSet", "imagenet-mount"]["status"] = {"readyReplicas": number}
-        elif event == "replicas":
-            self.job["spec"]["worker"]["replicas"] = number
-
-
-@settings(max_examples=examples(80))
-@given(events=EVENTS, policy=st.sampled_from([None, "Always", "Never", "OnFailure", "OnCompletion"]))
-def test_decisions_converge_and_ended_jobs_stay_ended(events: list[tuple[str, int, str]], policy: str | None) -> None:
-    ref = {"name": "imagenet", "mountPath": "/data"}
-    cluster = Cluster(a_job(sampleSetRef=ref, **({"cleanPodPolicy": policy} if policy else {})))
-    ended = ""
-    for event in [*events, ("restart", 0, "")]:
-        cluster.happen(*event)
-        before = {name for name in cluster.objects if name[0] == "Pod"}
-        first = cluster.step()
-        if condition_of(first) == "False":
-            assert {name for name in cluster.objects if name[0] == "Pod"} <= before  # nothing starts without the set
-        for _ in range(3):
-            cluster.step()
-        changes, status = cluster.num_changes, copy.deepcopy(cluster.job["status"])
-        last = cluster.step()
-        assert (cluster.num_changes, last.status) == (changes, status)
-        pods = [name for name in cluster.objects if name[0] == "Pod"]
-        assert ended or len(pods) <= cluster.job["spec"]["worker"]["replicas"] or last.status["phase"] in OVER
-        assert not ended or last.status["phase"] == ended
-        ended = last.status["phase"] if last.status["phase"] in OVER else ""
-
-
-def condition_of(decision: Outcome) -> str:
-    return next((each["status"] for each in decision.status["conditions"] if each["type"] == RUNNABLE), "")

@@ -9,7 +9,7 @@ import pytest
 
 from prefeed.kubernetes.nodes import MODE, MOST_NODES
 from prefeed.kubernetes.operator.groups import Key
-from prefeed.kubernetes.operator.reports import cache_status, is_complete, servers_of
+from prefeed.kubernetes.operator.reports import is_complete, servers_of
 from prefeed.kubernetes.sizes import Report, parse_report
 from prefeed_bench.cluster import Cluster
 from unit.kubernetes.test_operator import KEY, Operator, node_mode, now, pod, said, serve, status_of
@@ -87,12 +87,6 @@ def test_without_servers_only_the_size_of_the_data_is_known(cluster: Cluster) ->
 
     found = sizes_of(cluster)
     assert {name for name, value in found.items() if value} == {"totalSize", "totalFiles"}
-
-
-def test_a_set_that_is_not_listed_yet_has_no_size() -> None:
-    found = cache_status({}, {"a": report(0, None)}, has_servers=True)
-
-    assert (found["totalSize"], found["totalFiles"], found["cachedSize"]) == ("", "", "0 B")
 
 
 def test_a_source_that_refuses_is_said_by_the_set(cluster: Cluster) -> None:
@@ -188,21 +182,6 @@ def test_a_number_that_is_no_size_is_no_answer(number: str) -> None:
 
 def test_an_answer_without_end_is_no_answer() -> None:
     assert parse_report("imagenet", b'{"name": "imagenet", "more": ' + 60_000 * b"[") is None
-
-
-def test_errors_of_many_servers_have_room_in_a_status(cluster: Cluster) -> None:
-    cluster.add(node_mode(partitions=2))
-    Operator(cluster).settle()
-    serve(cluster, 2)
-    reports = {f"pod{number}": report(0, error_message=f"{number}: {60_000 * 'x'}") for number in range(20)}
-
-    Reporting(cluster, **reports).settle()
-    written = status_of(cluster)
-    Reporting(cluster, **dict(reversed(reports.items()))).settle()  # as another operator is told
-
-    assert len(json.dumps(written)) < 32_768
-    assert said(cluster)["Listed"][1].startswith("0: xxx")
-    assert status_of(cluster) == written
 
 
 def test_an_answer_is_that_of_the_set() -> None:

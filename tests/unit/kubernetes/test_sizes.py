@@ -87,17 +87,6 @@ def test_a_port_that_is_taken_is_said_and_the_server_goes_on(caplog: pytest.LogC
     assert "no sizes for the operator" in caplog.text
 
 
-def test_a_client_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes._Handler, "timeout", 0.1)  # its end is the test
-    endpoint = SizesEndpoint(printed, port=0)
-    endpoint.start()
-    try:
-        with socket.create_connection(("127.0.0.1", endpoint.port)):
-            assert get(endpoint.port)[0] == 200
-    finally:
-        endpoint.end()
-
-
 def test_a_client_that_asks_byte_by_byte_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the server would wait for it, too."""
     monkeypatch.setattr(sizes._Handler, "timeout", 0.2)  # its end is the test
@@ -122,15 +111,6 @@ def is_left(client: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def test_nothing_is_known_yet() -> None:
-    endpoint = SizesEndpoint(lambda: b"", port=0)
-    endpoint.start()
-    try:
-        assert get(endpoint.port) == (503, b"")
-    finally:
-        endpoint.end()
 
 
 # ---------------------------------------------------------------- the operator
