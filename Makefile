@@ -70,7 +70,7 @@ test-matrix:  ## the pure tests with each Python and torch that can be had here 
 
 test-cluster: $(VENV)/.installed-dev  ## documents and, with PREFEED_TEST_IMAGE, pods in a cluster of yours: KUBECONFIG
 	@test -n "$$KUBECONFIG" || { echo "make test-cluster: no cluster: set KUBECONFIG to one of yours, such as kind's or k3d's" >&2; exit 1; }
-	$(PYTEST) -q -n 0 -p no:cacheprovider tests/on_cluster/documents.py
+	$(PYTEST) -q -n 0 -p no:cacheprovider -rs -o faulthandler_timeout=0 tests/on_cluster/documents.py tests/on_cluster/pods.py
 
 test-dashboard: $(VENV)/.installed-dev system  ## the queries of the dashboard, answered by a Prometheus that scrapes a server (apt-get install prometheus)
 	@command -v prometheus >/dev/null || { echo "make test-dashboard: no prometheus: apt-get install prometheus" >&2; exit 1; }

@@ -38,7 +38,7 @@ _numbers = itertools.count()
 def pytest_configure(config: pytest.Config) -> None:
     """No test sees the settings of who runs it, nor that Ctrl-C is ignored there: programs would inherit it."""
     for name in [n for n in os.environ if n.startswith(("PREFEED_", "AWS_", *CERTIFICATES)) or n.lower() in PROXIES]:
-        if name != "PREFEED_TESTS":
+        if not name.startswith("PREFEED_TEST"):
             del os.environ[name]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,7 +30,7 @@ from prefeed.sampleset.spec import KIND as SAMPLE_SET
 RESNET = ROOT / "tests" / "contract" / "kubernetes" / "resnet.yaml"
 SAMPLES = sorted(path for path in (ROOT / "examples" / "sampleset").glob("*.yaml") if path.name != "secret.yaml")
 IMAGENET = ROOT / "examples" / "kubernetes" / "imagenet.yaml"
-JOBS = sorted(path for path in (ROOT / "examples" / "kubernetes").glob("*.yaml") if path != IMAGENET)
+JOBS = sorted(path for path in IMAGENET.parent.glob("*.yaml") if path != IMAGENET and "quickstart" not in path.name)
 DRY = ("apply", "--dry-run=server", "-f", "-")
 CLEAR: dict[str, Any] = {"type": "clear", "sampleSetRef": {"name": "a"}}
 SET: dict[str, Any] = {"partitions": 1, "source": {"uri": "s3://photos/imagenet"}}
