@@ -73,7 +73,7 @@ def run_sidecar(
     settings = _given(name, config)
     environment = dict(os.environ)  # before the server forgets the variables of stores
     say(f"serves the sample set {name} from {find(name, config).read_url}; {_sizes_of(settings)}")
-    filling, looking = _Filling(name, settings, environment, say), Child(environment)
+    filling, looking = _Filling(name, config, environment, say), Child(environment)
     sizes = SizesEndpoint(lambda: looking.run("sampleset", "list", name, "--json", has_output=True)[1], port=port)
     filling.start()
     sizes.start()
@@ -175,11 +175,15 @@ def _encoded(path: Path) -> str:
 class _Filling:
     """Lists and copies what the set holds, then runs its jobs: in children, each tried again and again until it is done.
 
+    Secrets that change are recorded again: kubelet writes their new values into the volume.
+
     **Threads and processes**: one thread, which waits for one child at a time. ``end`` ends both.
     """
 
-    def __init__(self, name: str, settings: Config, environment: Mapping[str, str], say: Say) -> None:
-        self._settings = settings
+    def __init__(self, name: str, config: Config, environment: Mapping[str, str], say: Say) -> None:
+        self._config = config
+        self._settings = find(name, config).settings(config)
+        self._secrets = list(_secrets())
         self._say = say
         self._work = [["sampleset", "bring-up", name, "--no-start"]]
         if (DOCUMENTS / JOBS).is_file():
@@ -207,8 +211,22 @@ class _Filling:
                 self._say(f"{called} has failed, for the reason above; trying again in {wait:g} s")
                 if self._is_ending.wait(wait):
                     return
+                self._renew_secrets()
                 wait = min(2 * wait, _MOST_WAIT_SECONDS)
             self._say(f"{called} is done")
+        while not self._is_ending.wait(_MOST_WAIT_SECONDS):
+            self._renew_secrets()
+
+    def _renew_secrets(self) -> None:
+        """Record the secrets again if they have changed."""
+        try:
+            secrets = list(_secrets())
+            if secrets != self._secrets:
+                apply_documents([*secrets, *_documents()], self._config)
+                self._secrets = secrets
+                self._say("uses the changed secrets")
+        except (PrefeedError, OSError) as err:
+            self._say(f"the changed secrets are not used: {err}")
 
     def _answers(self) -> bool:
         try:
