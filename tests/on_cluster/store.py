@@ -61,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body) if size is None else size))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def begin(self) -> tuple[str, str, dict[str, str]] | None:
         """Return bucket, key and query of a request; None once it is answered."""
@@ -73,7 +74,10 @@ class Handler(BaseHTTPRequestHandler):
             self.control(key, query)
             return None
         if f"Credential={STATE.key}/" not in self.headers.get("Authorization", ""):
-            self.answer(403, b"<Error><Code>InvalidAccessKeyId</Code><Message>unknown key</Message></Error>")
+            given = self.headers.get("Authorization", "none")[:60]
+            self.answer(
+                403, f"<Error><Code>InvalidAccessKeyId</Code><Message>{self.command} {given}</Message></Error>".encode()
+            )
             return None
         return bucket, key, query
 

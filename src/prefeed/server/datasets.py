@@ -35,8 +35,6 @@ from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 _CHUNK = 1 << 20
 _RELEASE_EVERY = 16
 _LARGE_MANIFEST = 4_000_000
-_SILENCE_SECONDS = 60.0
-
 _log = logging.getLogger("prefeed")
 
 
@@ -75,7 +73,6 @@ class Dataset:
         listed_at: When the last listing that found this manifest began; see ``Opened``.
         opened_at: When it was last handed to a client, by the server's clock.
         other_views: Views of other clients that have it, and what reads through them.
-        silent_until: No failure of its origin is logged before, by the server's clock.
     """
 
     number: int
@@ -151,7 +148,7 @@ class Dataset:
     def note_failure(self, error: PrefeedError, now: float) -> None:
         """Log that the origin refuses or fails, at most once a minute; an object that is gone says nothing of the origin."""
         if now >= self.silent_until and not isinstance(error, ObjectNotFoundError | PassedThroughError):
-            self.silent_until = now + _SILENCE_SECONDS
+            self.silent_until = now + 60.0
             _log.warning("prefeed: the origin %s fails: %s", self.source.url, error)
 
     def key(self, object_id: int) -> EntryKey:
