@@ -73,11 +73,9 @@ class Handler(BaseHTTPRequestHandler):
         if bucket == "-":
             self.control(key, query)
             return None
-        if f"Credential={STATE.key}/" not in self.headers.get("Authorization", ""):
-            given = self.headers.get("Authorization", "none")[:60]
-            self.answer(
-                403, f"<Error><Code>InvalidAccessKeyId</Code><Message>{self.command} {given}</Message></Error>".encode()
-            )
+        given = self.headers.get("Authorization", "") + " Credential=" + query.get("X-Amz-Credential", "")
+        if f"Credential={STATE.key}/" not in given:
+            self.answer(403, b"<Error><Code>InvalidAccessKeyId</Code><Message>unknown key</Message></Error>")
             return None
         return bucket, key, query
 
