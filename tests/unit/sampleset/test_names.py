@@ -116,5 +116,6 @@ def test_the_set_of_another_user_says_whose_it_is(sandbox: Sandbox, monkeypatch:
         )
 
     monkeypatch.setattr(records, "read_private", refuse)
+    monkeypatch.setattr(records, "_found", {})
     with pytest.raises(CredentialsError, match=rf"user {os.geteuid()} owns .* run this as that user.* prefeed.io/user"):
         find("imagenet", settings())
