@@ -53,9 +53,9 @@ from prefeed.sources.urls import canonical_url, open_source
 from prefeed.system.machine import host_name
 from prefeed.transfer.directory import DirectorySink
 from prefeed.transfer.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
-from prefeed.transfer.entries import Entry, directories_of, is_copy, sort_out
+from prefeed.transfer.entries import Entry, directories_of, is_copy, split_storable
 from prefeed.transfer.flow import CopyLimits
-from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
+from prefeed.transfer.ordered_walk import OrderedWalk, Problem, WalkEvents
 from prefeed.transfer.rooted_dir import RootedDir
 from prefeed.types import ListingProgress
 
@@ -201,7 +201,7 @@ class _Staging:
         self._has_links = isinstance(source, PosixTree)
 
     def run(self) -> StageResult:
-        with self._own.inner(DATA) as self._data:
+        with self._own.open_inner(DATA) as self._data:
             with contextlib.closing(DirectorySink(self._data, work=(self._own, INCOMING), mode=0o600)) as sink:
                 result = self._run(sink)
             self._save(result.record)  # in the room of what was in the sink's own directory
@@ -307,7 +307,7 @@ class _Staging:
                 where = self._data.locate(one.path)
                 raise CopyError(f"{where} cannot be removed: {reason}; stage again", path=where)
         wanted = found.directories | set(self._source.directories if isinstance(self._source, PosixTree) else ())
-        for directory in reversed(found.directories_there):
+        for directory in reversed(found.list_directories):
             if directory not in wanted:
                 self._data.remove_empty(directory)  # it stays where something else lies in it
 
@@ -473,9 +473,9 @@ def _scan(data: RootedDir) -> tuple[dict[str, Entry], list[str]]:
     def on_problem(problem: Problem) -> None:
         raise CopyError(f"{problem.error}; copied files stay", path=data.root)
 
-    events = TreeEvents(directory=directories.append, problem=on_problem, mount=on_mount)
+    events = WalkEvents(directory=directories.append, problem=on_problem, mount=on_mount)
     return {
-        one.path: one for one in Tree(data.root, descriptor=data.descriptor, follow=False, events=events)
+        one.path: one for one in OrderedWalk(data.root, descriptor=data.descriptor, follow=False, events=events)
     }, directories
 
 
@@ -495,7 +495,7 @@ class Comparison:
         num_kept: Copies that are right.
         kept_bytes: Their size.
         directories: Those that the listed objects lie in.
-        directories_there: Those that are there, above before below.
+        list_directories: Those that are there, above before below.
         room_bytes: The most that the copy may take.
         left_bytes: What of it is left beside the copies that stay.
         why: What leaves no more room.
@@ -512,7 +512,7 @@ class Comparison:
     num_kept: int
     kept_bytes: int
     directories: set[str]
-    directories_there: list[str]
+    list_directories: list[str]
     room_bytes: int
     left_bytes: int
     why: str
@@ -538,13 +538,13 @@ def compare(
         root: URL of the origin.
         order: See ``StageRequest.order``.
         step_ns: See ``is_copy``.
-        folds_case: See ``sort_out``.
+        folds_case: See ``split_storable``.
         room: Told what the copies there take, returns what all may take in bytes, and why not more.
 
     Raises:
         CopyError: The order names nothing that is at the origin.
     """
-    entries, refused = sort_out(listed, folds_case=folds_case)
+    entries, refused = split_storable(listed, folds_case=folds_case)
     are_there = np.fromiter(
         (_is_there(entry, files.get(entry.path), step_ns) for entry in entries), np.bool_, len(entries)
     )
@@ -574,7 +574,7 @@ def compare(
         num_kept=len(kept),
         kept_bytes=sum(files[entry.path].size_bytes for entry in kept),
         directories=directories_of(paths),
-        directories_there=directories,
+        list_directories=directories,
         room_bytes=room_bytes,
         left_bytes=room_bytes - kept_room,
         why=why,

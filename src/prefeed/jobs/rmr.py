@@ -19,7 +19,7 @@ from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNot
 from prefeed.jobs.places import root_of
 from prefeed.system.paths import really_in
 from prefeed.transfer.entries import Entry, why_unsafe
-from prefeed.transfer.ordered_walk import Tree, TreeEvents
+from prefeed.transfer.ordered_walk import OrderedWalk, WalkEvents
 from prefeed.transfer.rooted_dir import RootedDir, why_left
 from prefeed.transfer.store import WRITABLE, StorePlace
 
@@ -171,7 +171,9 @@ class DirectoryRemover:
             status = self._rooted.status(path) if path else None
             if status is None or stat.S_ISDIR(status.st_mode):
                 with self._rooted.directory(path, removes=True) as descriptor:
-                    for entry in Tree(path, descriptor=descriptor, follow=False, events=TreeEvents(mount=on_mount)):
+                    for entry in OrderedWalk(
+                        path, descriptor=descriptor, follow=False, events=WalkEvents(mount=on_mount)
+                    ):
                         count += 1
                         size += entry.size_bytes
             else:

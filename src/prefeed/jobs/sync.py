@@ -32,9 +32,9 @@ from prefeed.sources.mounts import is_within
 from prefeed.sources.protocol import RangeSource
 from prefeed.transfer.directory import DirectoryPlace
 from prefeed.transfer.engine import CopyFailure, CopyProgress, CopySummary, copy_objects
-from prefeed.transfer.entries import Entry, is_newer, parents_of, side_by_side
-from prefeed.transfer.flow import MBIT_BYTES, Bandwidth, CopyLimits, PacedSource
-from prefeed.transfer.mounted import SOURCE, TARGET, MountRecord, first_below, lies_in
+from prefeed.transfer.entries import Entry, is_newer, merge_listings, parents_of
+from prefeed.transfer.flow import MBIT_BYTES, BandwidthLimit, CopyLimits, PacedSource
+from prefeed.transfer.mounted import SOURCE, TARGET, MountRecord, first_below, is_below
 from prefeed.transfer.ordering import Spool
 from prefeed.transfer.patterns import Rules
 from prefeed.transfer.places import Root, Target, TargetSink, open_root, open_target
@@ -104,7 +104,10 @@ def _keep_apart(origin: DirectoryPlace, place: DirectoryPlace) -> None:
     """
     if origin.rooted.identity == place.rooted.identity:
         raise JobSpecError(f"{origin.url} and {place.url} are the same directory, mounted at two places")
-    origin.enters_not, place.enters_not = frozenset({place.rooted.identity}), frozenset({origin.rooted.identity})
+    origin.excluded_directories, place.excluded_directories = (
+        frozenset({place.rooted.identity}),
+        frozenset({origin.rooted.identity}),
+    )
 
 
 def _plain(root: str, options: SyncOptions) -> str:
@@ -165,7 +168,7 @@ class _Sync:
         self._record = MountRecord(origin.url, place.url, config)
         for side, one in ((SOURCE, origin), (TARGET, place)):
             if isinstance(one, DirectoryPlace) and not options.dry:
-                one.on_mount = partial(self._record.note, side)
+                one.on_mount = partial(self._record.add, side)
 
     def run(self) -> SyncResult:
         self._config.home.mkdir(parents=True, exist_ok=True)
@@ -189,7 +192,7 @@ class _Sync:
     def _tasks(self, extra: Spool, done: Spool) -> Iterator[_Task]:
         """Yield what is to be copied; put by what is at the target alone, and what may go from the source."""
         theirs = self._place.list_target(self._rules)
-        for our, their in self._possible(side_by_side(self._ours(), theirs)):
+        for our, their in self._possible(merge_listings(self._ours(), theirs)):
             if our is None:
                 if their is not None and self._options.delete_dst:
                     extra.add(their)
@@ -220,7 +223,7 @@ class _Sync:
             if our is None:
                 yield our, their
                 continue
-            reason = self._place.why_impossible(our.path)
+            reason = self._place.why_unwritable(our.path)
             if reason is not None:
                 self._left_out.add(our.path, reason)
                 continue
@@ -262,7 +265,12 @@ class _Sync:
 
     def _task_of(self, our: Entry, their: Entry | None) -> _Task | None:
         options = self._options
-        if their is None and options.update and isinstance(self._place, DirectoryPlace) and self._place.hides(our.path):
+        if (
+            their is None
+            and options.update
+            and isinstance(self._place, DirectoryPlace)
+            and self._place.is_unknown(our.path)
+        ):
             return None  # a newer one may be there, and could not be looked at
         if their is None or options.force_update:
             return our, False
@@ -307,7 +315,7 @@ class _Sync:
         """Return whether it is about a file that was removed after it was listed, which is no failure of a copy."""
         if failure.code != ObjectNotFoundError.code or not isinstance(self._origin, DirectoryPlace):
             return False
-        return self._origin.has_lost(failure.path)
+        return self._origin.was_removed(failure.path)
 
     def _expected(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[Entry]:
         for chunk in chunks:
@@ -327,7 +335,7 @@ class _Sync:
     def _paced(self, source: RangeSource) -> RangeSource:
         if not self._options.bwlimit_mbit:
             return source
-        limit = Bandwidth(self._options.bwlimit_mbit * MBIT_BYTES)
+        limit = BandwidthLimit(self._options.bwlimit_mbit * MBIT_BYTES)
         return PacedSource(source, limit, wait=self._stopped.wait)
 
     def _progressed(self, copying: CopyProgress) -> None:
@@ -445,7 +453,7 @@ class _Sync:
                 f"{self._origin.source().locate(self._origin.broken_links[0])} is a broken link: nothing was deleted, because its "
                 "target may only not be mounted. Remove or --exclude the link, or mount its target"
             )
-        if self._options.delete_dst and (left_out := self._origin.left_out(extra)):
+        if self._options.delete_dst and (left_out := self._origin.describe_left_out(extra)):
             raise JobError(
                 f"the listing of {self._origin.url} leaves out {left_out}: nothing was deleted, because copies of it may be. Run it again "
                 "if that is new there; mend the index of a web server; a store must answer ListObjectsV2"
@@ -478,7 +486,7 @@ class _Sync:
         if self._options.one_file_system:
             for place in (self._origin, self._place):
                 points |= place.mounts.points.keys() - {""} if isinstance(place, DirectoryPlace) else set()
-        return (one for one in extra if not lies_in(one.path, points))
+        return (one for one in extra if not is_below(one.path, points))
 
     def _delete_originals(self, done: Spool) -> tuple[int, list[CopyFailure]]:
         """As ``_delete_from``, of what the target has."""
@@ -537,8 +545,8 @@ class _Sync:
         if isinstance(place, DirectoryPlace) and isinstance(origin, DirectoryPlace):
             wanted = set(origin.directories)
             not_entered = origin.mounts.points.keys() - {""} if self._options.one_file_system else set()
-            for path in reversed(place.directories_there(self._rules)):
-                if path not in wanted and not lies_in(path, not_entered):
+            for path in reversed(place.list_directories(self._rules)):
+                if path not in wanted and not is_below(path, not_entered):
                     place.rooted.remove_empty(path)
 
     def _result_of(self, summary: CopySummary) -> SyncResult:

@@ -19,8 +19,8 @@ from prefeed.system.machine import process_mark
 from prefeed.system.removing import Boundary, emptied
 from prefeed.transfer.engine import Body
 from prefeed.transfer.entries import Entry, is_copy, parents_of, stamp_of, why_unsafe
-from prefeed.transfer.mounted import MetMounts, lies_in
-from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
+from prefeed.transfer.mounted import MountTracker, is_below
+from prefeed.transfer.ordered_walk import OrderedWalk, Problem, WalkEvents
 from prefeed.transfer.patterns import WORK_NAME, Rules
 from prefeed.transfer.rooted_dir import NO_ROOM, RootedDir, raise_translated
 
@@ -30,10 +30,10 @@ _RESERVED_FROM_BYTES: Final = 1024**2
 """Larger files get their blocks before they are written: one that does not fit is found out at its begin."""
 
 _MODE_BITS: Final = 0o7777
-_MOST_PROBLEMS: Final = 10_000
+_MAX_PROBLEMS: Final = 10_000
 """That are told one by one."""
 
-_NOT_SINGLE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_SYNC_UNSUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 """What file systems answer that cannot sync a directory by itself."""
 
 _PROBED_TIME: Final = 1_700_000_001_123_456_789
@@ -56,7 +56,7 @@ class DirectoryPlace:
         """
         self.url = root
         self.one_file_system: bool | None = None
-        self.enters_not: frozenset[tuple[int, int]] = frozenset()
+        self.excluded_directories: frozenset[tuple[int, int]] = frozenset()
         self.directories: list[str] = []
         self.broken_links: list[str] = []
         self.problems: list[Problem] = []
@@ -65,13 +65,13 @@ class DirectoryPlace:
         self.on_mount: Callable[[str, str], None] = lambda _path, _point: None
         self._step_ns = _TIME_STEPS[0]
         self._rooted: RootedDir | None = None
-        self._made_in = _nearest_above(root)
+        self._existing_ancestor = _nearest_existing_ancestor(root)
         try:
             if make:
                 os.makedirs(root, exist_ok=True)
         except OSError as err:
             raise JobError(f"{root} cannot be made: {err.strerror}", path=root) from err
-        self.mounts: MetMounts = MetMounts(root)
+        self.mounts: MountTracker = MountTracker(root)
 
     @property
     def rooted(self) -> RootedDir:
@@ -89,34 +89,34 @@ class DirectoryPlace:
         return self._rooted
 
     def list_in_order(self, rules: Rules) -> Iterator[Entry]:
-        """See ``Root.list_in_order``. Links are followed, but into the places of ``enters_not``.
+        """See ``Root.list_in_order``. Links are followed, but into the places of ``excluded_directories``.
 
         What leads nowhere is put by in ``broken_links``, and what cannot be looked at in ``problems``: what is there is not
         known to be gone. With ``one_file_system`` what is mounted below the root, or on the way of a link, is not entered.
         """
 
         def on_broken(path: str) -> None:
-            if self._is_of(rules, path):
+            if self._may_include(rules, path):
                 self.broken_links.append(path)
 
         def on_mount(path: str, number: int | None) -> bool:
-            self._meet(path, number)
+            self._record_mount(path, number)
             return not path or not self.one_file_system
 
-        tree = Tree(
+        tree = OrderedWalk(
             self.url,
             follow=True,
-            never=self.enters_not,
+            never=self.excluded_directories,
             enters=rules.takes_below,
-            events=TreeEvents(
+            events=WalkEvents(
                 directory=self.directories.append,
                 broken=on_broken,
-                problem=self._noting(rules),
-                link=self.mounts.link,
+                problem=self._record_problems(rules),
+                link=self.mounts.record_link,
                 mount=on_mount,
             ),
         )
-        return _taken(tree, rules, self.mounts)
+        return _filter_entries(tree, rules, self.mounts)
 
     def list_target(self, rules: Rules) -> Iterator[Entry]:
         """See ``Target.list_target``. What is mounted there is looked at, too, and put by in ``problems`` what cannot be."""
@@ -124,39 +124,39 @@ class DirectoryPlace:
             return iter(())
 
         def on_mount(path: str, number: int | None) -> bool:
-            self._meet(path, number)
+            self._record_mount(path, number)
             return True
 
-        tree = Tree(
+        tree = OrderedWalk(
             self.url,
             follow=False,
-            never=self.enters_not,
+            never=self.excluded_directories,
             enters=rules.takes_below,
-            events=TreeEvents(problem=self._noting(rules), mount=on_mount),
+            events=WalkEvents(problem=self._record_problems(rules), mount=on_mount),
         )
-        return _taken(tree, rules)
+        return _filter_entries(tree, rules)
 
-    def _meet(self, path: str, number: int | None) -> None:
-        self.mounts.meet(path, number)
+    def _record_mount(self, path: str, number: int | None) -> None:
+        self.mounts.record_mount(path, number)
         if path in self.mounts.points:
             self.on_mount(path, self.mounts.points[path])
 
     @staticmethod
-    def _is_of(rules: Rules, path: str) -> bool:
+    def _may_include(rules: Rules, path: str) -> bool:
         """Return whether a path of unknown kind is not left out."""
         return not path or rules.takes(path) or rules.takes_below(path)
 
-    def _noting(self, rules: Rules) -> Callable[[Problem], None]:
+    def _record_problems(self, rules: Rules) -> Callable[[Problem], None]:
         def note(problem: Problem) -> None:
-            if self._is_of(rules, problem.path):
+            if self._may_include(rules, problem.path):
                 self.num_problems += 1
-                self._hidden.add(problem.path if self.num_problems <= _MOST_PROBLEMS else "")
-                if self.num_problems <= _MOST_PROBLEMS:
+                self._hidden.add(problem.path if self.num_problems <= _MAX_PROBLEMS else "")
+                if self.num_problems <= _MAX_PROBLEMS:
                     self.problems.append(problem)
 
         return note
 
-    def has_lost(self, path: str) -> bool:
+    def was_removed(self, path: str) -> bool:
         """Return whether a file that was listed was removed since: what it lay in is there, and has it no more."""
         for above in parents_of(path):
             try:
@@ -167,17 +167,19 @@ class DirectoryPlace:
                 return False
         return False
 
-    def hides(self, path: str) -> bool:
+    def is_unknown(self, path: str) -> bool:
         """Return whether it is unknown if something of this path is there: it, or a directory above it, has problems."""
         return not self._hidden.isdisjoint((path, *parents_of(path)))
 
-    def directories_there(self, rules: Rules) -> list[str]:
+    def list_directories(self, rules: Rules) -> list[str]:
         """Return the directories that are not excluded, those above before those below; links are not followed."""
         found: list[str] = []
-        events = TreeEvents(
+        events = WalkEvents(
             directory=found.append, mount=lambda path, _: not path or self.one_file_system is False
         )  # fmt: skip
-        for _ in Tree(self.url, follow=False, never=self.enters_not, enters=rules.takes_below, events=events):
+        for _ in OrderedWalk(
+            self.url, follow=False, never=self.excluded_directories, enters=rules.takes_below, events=events
+        ):
             pass
         return found
 
@@ -185,12 +187,12 @@ class DirectoryPlace:
         """See ``Root.source``."""
         return PosixSource(self.url)
 
-    def left_out(self, entries: Iterable[Entry]) -> str:
-        """See ``Root.left_out``: what cannot be looked at is in ``problems`` and ``broken_links``."""
+    def describe_left_out(self, entries: Iterable[Entry]) -> str:
+        """See ``Root.describe_left_out``: what cannot be looked at is in ``problems`` and ``broken_links``."""
         return ""
 
-    def why_impossible(self, path: str) -> str | None:
-        """See ``Target.why_impossible``."""
+    def why_unwritable(self, path: str) -> str | None:
+        """See ``Target.why_unwritable``."""
         return why_unsafe(path)
 
     def is_same(self, source: Entry, found: Entry) -> bool:
@@ -201,7 +203,9 @@ class DirectoryPlace:
         """See ``Target.open_sink``."""
         try:
             sink = DirectorySink(
-                self.rooted, modes_of=origin if perms else None, durable_up_to=self._made_in if durable else None
+                self.rooted,
+                modes_of=origin if perms else None,
+                durable_up_to=self._existing_ancestor if durable else None,
             )
         except OSError as err:
             raise JobError(f"{self.url} cannot be written to: {err.strerror}", path=self.url) from err
@@ -245,16 +249,16 @@ class DirectoryPlace:
             return ""
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != one.size_bytes >= 0:
             return "its copy is gone, or is another file now"
-        in_mount = lies_in(one.path, self.mounts.points.keys() - {""})
+        in_mount = is_below(one.path, self.mounts.points.keys() - {""})
         if original is not None and os.path.samestat(found, original) and (found.st_nlink == 1 or in_mount):
             return f"{self.url}/{one.path} is the same file, by another mount"
         return ""
 
 
-def _taken(tree: Iterable[Entry], rules: Rules, mounts: MetMounts | None = None) -> Iterator[Entry]:
+def _filter_entries(tree: Iterable[Entry], rules: Rules, mounts: MountTracker | None = None) -> Iterator[Entry]:
     for one in tree:
         if mounts is not None and mounts.empty:
-            mounts.fill(one.path)
+            mounts.record_file(one.path)
         if rules.is_past_end(one.path):
             return
         if rules.takes(one.path):
@@ -312,7 +316,7 @@ class DirectorySink:
         self._names = itertools.count()
         self._mark = process_mark()
         self._holder, self._work_name = work or (root, WORK_NAME)
-        made = _made_and_held(self._holder, self._work_name)
+        made = _lock_work_directory(self._holder, self._work_name)
         self._work = RootedDir(self._holder.locate(self._work_name), descriptor=made)
         try:
             self.step_ns, self.folds_case = _probe(made)
@@ -328,13 +332,13 @@ class DirectorySink:
         """See ``Sink.write``."""
         path = entry.path
         try:
-            if path in self._compared and self._holds(path, body):
-                self._stamp_there(path, stamp_of(entry, body.version))
+            if path in self._compared and self._has_same_bytes(path, body):
+                self._set_time(path, stamp_of(entry, body.version))
                 with self._lock:
                     self.num_same += 1
                     self.bytes_same += body.size_bytes
             else:
-                self._make(entry, body)
+                self._create(entry, body)
         except OSError as err:
             if isinstance(err, PrefeedError):  # some of the origin's are OSErrors too
                 raise
@@ -350,10 +354,10 @@ class DirectorySink:
             os.symlink(target, temporary, dir_fd=self._work.descriptor)
             self._publish(temporary, path)
         except OSError as err:
-            self._drop(temporary)
+            self._discard(temporary)
             raise_translated(err, self._root.locate(path))
         except PrefeedError:
-            self._drop(temporary)
+            self._discard(temporary)
             raise
 
     def make_directory(self, path: str) -> None:
@@ -373,7 +377,7 @@ class DirectorySink:
                 where = self._root.locate(path)
                 with self._root.directory(path) as descriptor:
                     _sync_directory(descriptor)
-            for where in _up_to(self._root.root, self._durable_up_to):
+            for where in _ancestors_up_to(self._root.root, self._durable_up_to):
                 try:
                     descriptor = os.open(where, _DIRECTORY)
                 except PermissionError:
@@ -395,13 +399,13 @@ class DirectorySink:
             os.rmdir(self._work_name, dir_fd=self._holder.descriptor)
         self._work.close()  # and with it the lock
 
-    def _make(self, entry: Entry, body: Body) -> None:
+    def _create(self, entry: Entry, body: Body) -> None:
         temporary = self._new_name()
         try:
             self._write(temporary, entry, body)
             self._publish(temporary, entry.path)
         except BaseException:
-            self._drop(temporary)
+            self._discard(temporary)
             raise
 
     def _new_name(self) -> str:
@@ -412,7 +416,7 @@ class DirectorySink:
         with self._root.parent_of(path, make=True) as (parent, name):
             os.rename(temporary, name, src_dir_fd=self._work.descriptor, dst_dir_fd=parent)
 
-    def _drop(self, temporary: str) -> None:
+    def _discard(self, temporary: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=self._work.descriptor)
 
@@ -432,7 +436,7 @@ class DirectorySink:
             if written != body.size_bytes:
                 raise TruncatedBodyError(f"{where}: {written} bytes came, {body.size_bytes} were announced", path=where)
             if self._modes_of is not None:
-                _take_over(file, self._modes_of.locate(entry.path))
+                _copy_owner_and_mode(file, self._modes_of.locate(entry.path))
             stamp = stamp_of(entry, body.version)
             if stamp is not None:
                 os.utime(file, ns=(stamp, stamp))
@@ -441,7 +445,7 @@ class DirectorySink:
         finally:
             os.close(file)
 
-    def _holds(self, path: str, body: Body) -> bool:
+    def _has_same_bytes(self, path: str, body: Body) -> bool:
         try:
             with self._root.parent_of(path) as (parent, name):
                 file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=parent)
@@ -463,7 +467,7 @@ class DirectorySink:
         finally:
             os.close(file)
 
-    def _stamp_there(self, path: str, stamp: int | None) -> None:
+    def _set_time(self, path: str, stamp: int | None) -> None:
         if stamp is not None:
             with self._root.parent_of(path) as (parent, name):
                 os.utime(name, ns=(stamp, stamp), dir_fd=parent, follow_symlinks=False)
@@ -487,7 +491,7 @@ def _reads_back(file: int, offset: int, view: memoryview) -> bool:
     return True
 
 
-def _take_over(file: int, original: str) -> None:
+def _copy_owner_and_mode(file: int, original: str) -> None:
     status = os.stat(original)
     if os.geteuid() == 0:
         os.chown(file, status.st_uid, status.st_gid)
@@ -508,12 +512,12 @@ def _sync_directory(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as err:
-        if err.errno not in _NOT_SINGLE:
+        if err.errno not in _SYNC_UNSUPPORTED:
             raise
         os.sync()
 
 
-def _nearest_above(root: str) -> str:
+def _nearest_existing_ancestor(root: str) -> str:
     """Return the nearest directory that is there, of those that a directory is to lie in."""
     above = os.path.dirname(root)
     while above != "/" and not os.path.isdir(above):
@@ -521,14 +525,14 @@ def _nearest_above(root: str) -> str:
     return above
 
 
-def _up_to(root: str, last: str) -> Iterator[str]:
+def _ancestors_up_to(root: str, last: str) -> Iterator[str]:
     """Yield the directories that a directory lies in, up to one of them."""
     while root not in (last, "/"):
         root = os.path.dirname(root)
         yield root
 
 
-def _made_and_held(holder: RootedDir, name: str) -> int:
+def _lock_work_directory(holder: RootedDir, name: str) -> int:
     """Return the open directory for files being made, empty, this process's alone until it is closed."""
 
     def opened() -> int:

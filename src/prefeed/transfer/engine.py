@@ -30,16 +30,16 @@ from prefeed.sources.listing import Listed
 from prefeed.sources.manifest import version_hash
 from prefeed.sources.protocol import RangeSource, Source
 from prefeed.transfer.entries import Entry
-from prefeed.transfer.flow import PIECE_BYTES, CopyLimits, Flow
+from prefeed.transfer.flow import PIECE_BYTES, CopyLimits, CopyScheduler
 from prefeed.types import Buffer
 
 _STACK_BYTES: Final = 512 * 1024
 _PROGRESS_SECONDS: Final = 0.1
 _ABANDON_SECONDS: Final = 1.0
-_MOST_CHANGES: Final = 4
+_MAX_TRIES_CHANGING: Final = 4
 """Tries for an object that changes, or breaks off, whenever it is read."""
 
-_MOST_SILENCE: Final = 64
+_MAX_SILENT: Final = 64
 """Objects that the origin did not answer for, one after another, before the rest is not tried any more."""
 
 
@@ -135,17 +135,17 @@ def copy_objects(
         SourceError: The origin does not answer any more.
         CopyError: The sink cannot be written.
     """
-    run = _Run(source, entries, sink, limits or CopyLimits())
+    run = _CopyRun(source, entries, sink, limits or CopyLimits())
     run.wait(progress or (lambda _: None))
     return run.summary()
 
 
-class _Run:
+class _CopyRun:
     """One copy: its threads and what came of it. The counts are under ``_changed``."""
 
     def __init__(self, source: Source, entries: Iterable[Entry], sink: Sink, limits: CopyLimits) -> None:
         self._source, self._sink = source, sink
-        self._flow = Flow(entries, limits)
+        self._scheduler = CopyScheduler(entries, limits)
         self._policy = RetryPolicy(deadline_seconds=limits.retry_deadline_seconds)
         self._random = random.Random()  # not the global generator: the user's seed stays theirs
         self._started = time.monotonic()
@@ -213,7 +213,7 @@ class _Run:
         with self._changed:
             previous = threading.stack_size(_STACK_BYTES)
             try:
-                while len(self._threads) < self._flow.num_threads:
+                while len(self._threads) < self._scheduler.num_threads:
                     number = len(self._threads)
                     # Daemons: one that waits for the origin must not keep a program from ending on Ctrl-C.
                     thread = threading.Thread(
@@ -227,11 +227,11 @@ class _Run:
 
     def _work(self, number: int) -> None:
         try:
-            while (entry := self._flow.take(number)) is not None:
+            while (entry := self._scheduler.take(number)) is not None:
                 try:
                     self._copy(entry)
                 finally:
-                    self._flow.give_back(entry)
+                    self._scheduler.release(entry)
         except BaseException as err:  # noqa: BLE001 - raised again in the caller's thread
             self._stop(err)
         finally:
@@ -242,7 +242,7 @@ class _Run:
     def _copy(self, entry: Entry) -> None:
         """Copy one object, trying again while that may help, and count how it ended."""
         try:
-            size_bytes, seconds = self._try(entry)
+            size_bytes, seconds = self._copy_with_retries(entry)
         except TargetFullError as err:
             self._full = self._full or str(err)
             self._stop()
@@ -250,17 +250,17 @@ class _Run:
             with self._changed:
                 self._failures.append(CopyFailure(path=entry.path, code=err.code, message=str(err)))
         except SourceError as err:
-            self._failed(entry, err)
+            self._record_failure(entry, err)
         else:
-            self._flow.succeeded(size_bytes, seconds)
+            self._scheduler.record_success(size_bytes, seconds)
             with self._changed:
                 self._num_copied += 1
                 self._bytes_copied += size_bytes
                 self._num_silent = 0
-            if len(self._threads) < self._flow.num_threads:
+            if len(self._threads) < self._scheduler.num_threads:
                 self._start_threads()
 
-    def _try(self, entry: Entry) -> tuple[int, float]:
+    def _copy_with_retries(self, entry: Entry) -> tuple[int, float]:
         """Return size in bytes and time in seconds of the try that succeeded."""
         started, attempts = time.monotonic(), 0
         while True:
@@ -272,7 +272,7 @@ class _Run:
                 return body.size_bytes, time.monotonic() - begun
             except SourceError as err:
                 if isinstance(err, ThrottledError):
-                    self._flow.throttled()
+                    self._scheduler.record_throttle()
                 if not self._wait_to_retry(err, attempts=attempts, started=started):
                     raise
 
@@ -281,17 +281,17 @@ class _Run:
         delay = self._policy.next_delay(
             attempts=attempts, elapsed_seconds=time.monotonic() - started, jitter=self._random.random()
         )
-        keeps_changing = isinstance(err, TruncatedBodyError) and attempts >= _MOST_CHANGES
+        keeps_changing = isinstance(err, TruncatedBodyError) and attempts >= _MAX_TRIES_CHANGING
         return err.retryable and delay is not None and not keeps_changing and not self._stopped.wait(delay)
 
-    def _failed(self, entry: Entry, err: SourceError) -> None:
+    def _record_failure(self, entry: Entry, err: SourceError) -> None:
         is_silent = isinstance(err, TransientSourceError) and not isinstance(err, TruncatedBodyError)
         with self._changed:
             if self._stopped.is_set() and err.retryable:
                 return  # it was not tried to the end
             self._failures.append(CopyFailure(path=entry.path, code=err.code, message=str(err)))
             self._num_silent = self._num_silent + 1 if is_silent else 0
-            is_gone = self._num_silent >= _MOST_SILENCE
+            is_gone = self._num_silent >= _MAX_SILENT
         if is_gone:
             self._stop(err)
 
@@ -300,7 +300,7 @@ class _Run:
         with self._changed:
             self._fatal = self._fatal or err
         self._stopped.set()
-        self._flow.stop()
+        self._scheduler.stop()
 
 
 # ---------------------------------------------------------------- what an origin has of one object
@@ -331,10 +331,10 @@ class PiecewiseBody:
     def chunks(self) -> Iterator[Buffer]:
         """Yield the pieces in order; see ``Body.chunks``."""
         for start in range(0, self.size_bytes, PIECE_BYTES):
-            yield self._piece(start, min(PIECE_BYTES, self.size_bytes - start))
-        self._piece(0, 1)  # a file may have changed while its last piece was read
+            yield self._fetch_piece(start, min(PIECE_BYTES, self.size_bytes - start))
+        self._fetch_piece(0, 1)  # a file may have changed while its last piece was read
 
-    def _piece(self, start: int, size_bytes: int) -> Buffer:
+    def _fetch_piece(self, start: int, size_bytes: int) -> Buffer:
         piece = self._source.fetch_range(self._path, start, size_bytes)
         if piece.version != self.version:
             raise TruncatedBodyError(
@@ -356,7 +356,7 @@ def open_body(source: Source, entry: Entry) -> Body:
         version = _listed_version(ranged, entry)
         if version:
             return PiecewiseBody(ranged, entry, version)
-    return _whole(source, entry)
+    return _fetch_whole(source, entry)
 
 
 def _listed_version(source: RangeSource, entry: Entry) -> str:
@@ -372,7 +372,7 @@ def _listed_version(source: RangeSource, entry: Entry) -> str:
     return version if is_listed else ""
 
 
-def _whole(source: Source, entry: Entry) -> WholeBody:
+def _fetch_whole(source: Source, entry: Entry) -> WholeBody:
     fetched = source.fetch(entry.path)
     # A file's time goes with its bytes. A store's version stays as it was listed: some spell it differently there.
     is_of_file = changed_ns_of(fetched.version) is not None

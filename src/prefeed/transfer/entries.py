@@ -24,14 +24,14 @@ from prefeed.types import ObjectInfo
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _TIME_AND_SIZE: Final = re.compile(r"(\d{1,19})-\d+")
 _SECOND: Final = 10**9
-_LEAST_NANOSECONDS: Final = 10**12
+_MIN_NANOSECONDS: Final = 10**12
 """Smaller numbers are seconds: stores without etags tell those."""
 
-_MOST_NANOSECONDS: Final = 1 << 62
-_MOST_SECONDS: Final = 10**9
+_MAX_NANOSECONDS: Final = 1 << 62
+_MAX_SECONDS: Final = 10**9
 """Hashes become whole seconds below this, which every file system can hold, and none is in the future."""
 
-_MOST_NAME_BYTES: Final = 255
+_MAX_NAME_BYTES: Final = 255
 
 
 class Entry(NamedTuple):
@@ -70,7 +70,7 @@ def key_of(path: str) -> bytes:
     return path.encode("utf-8", "surrogateescape")
 
 
-def side_by_side(
+def merge_listings(
     source: Iterable[Entry], target: Iterable[Entry]
 ) -> Iterator[tuple[Entry | None, Entry | None]]:  # fmt: skip
     """Yield what each of two places has under a path, in key order; both are in it, each path once."""
@@ -101,7 +101,7 @@ def stamp_of(entry: Entry, read_version: str = "") -> int | None:
     changed_ns = changed_ns_of(read_version) if read_version else None
     if changed_ns is not None or not entry.etag:
         told = entry.mtime_ns if changed_ns is None else changed_ns
-        return None if told is None else min(told, _MOST_NANOSECONDS)
+        return None if told is None else min(told, _MAX_NANOSECONDS)
     if entry.mtime_ns is None:
         return _stamp_of_version(entry.etag)
     return entry.mtime_ns // _SECOND * _SECOND + xxh3_64_intdigest(key_of(entry.etag)) % _SECOND
@@ -110,9 +110,9 @@ def stamp_of(entry: Entry, read_version: str = "") -> int | None:
 def _stamp_of_version(version: str) -> int:
     match = _TIME_AND_SIZE.fullmatch(version)
     if match is None:
-        return xxh3_64_intdigest(key_of(version)) % _MOST_SECONDS * _SECOND
+        return xxh3_64_intdigest(key_of(version)) % _MAX_SECONDS * _SECOND
     number = int(match[1])
-    return min(number if number >= _LEAST_NANOSECONDS else number * _SECOND, _MOST_NANOSECONDS)
+    return min(number if number >= _MIN_NANOSECONDS else number * _SECOND, _MAX_NANOSECONDS)
 
 
 def is_copy(source: Entry, found: Entry, *, step_ns: int) -> bool:
@@ -169,8 +169,8 @@ def why_unsafe(path: str) -> str | None:
     for part in path.split("/"):
         if part in ("", ".", ".."):
             return f"has {part!r} between two slashes, which is no name of a file"
-        if len(part) > _MOST_NAME_BYTES // 4 and len(os.fsencode(part)) > _MOST_NAME_BYTES:
-            return f"has a name of more than {_MOST_NAME_BYTES} bytes in it"
+        if len(part) > _MAX_NAME_BYTES // 4 and len(os.fsencode(part)) > _MAX_NAME_BYTES:
+            return f"has a name of more than {_MAX_NAME_BYTES} bytes in it"
     return None
 
 
@@ -192,7 +192,7 @@ def directories_of(paths: Iterable[str]) -> set[str]:
     return found - {""}
 
 
-def sort_out(entries: Sequence[Entry], *, folds_case: bool) -> tuple[list[Entry], dict[str, str]]:
+def split_storable(entries: Sequence[Entry], *, folds_case: bool) -> tuple[list[Entry], dict[str, str]]:
     """Return the objects that can lie side by side in a directory, by path, and for the other paths why they cannot.
 
     Args:

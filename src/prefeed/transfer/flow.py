@@ -43,7 +43,7 @@ class CopyLimits:
     retry_deadline_seconds: float = 120.0
 
 
-class Flow:
+class CopyScheduler:
     """Hands out objects in order, to threads that are numbered from 0.
 
     **Threads**: any. A condition each for what is waited for, so that no thread is woken in vain.
@@ -84,14 +84,14 @@ class Flow:
                     return self._hand_out(self._head)
         return None
 
-    def give_back(self, entry: Entry) -> None:
+    def release(self, entry: Entry) -> None:
         """An object is done, one way or the other."""
         with self._lock:
             self._num_out -= 1
             self._bytes_out -= _in_memory(entry)
             self._lighter.notify_all()
 
-    def succeeded(self, size_bytes: int, seconds: float) -> None:
+    def record_success(self, size_bytes: int, seconds: float) -> None:
         """An object of this size took that long."""
         if size_bytes > _TELLING_BYTES:
             return
@@ -101,7 +101,7 @@ class Flow:
             if self._limit.limit > before:
                 self._grown.notify_all()
 
-    def throttled(self) -> None:
+    def record_throttle(self) -> None:
         """The origin asked for fewer requests."""
         with self._lock:
             self._limit.on_throttle(self._clock())
@@ -130,7 +130,7 @@ def _in_memory(entry: Entry) -> int:
     return _UNKNOWN_BYTES if entry.size_bytes < 0 else min(entry.size_bytes, PIECE_BYTES)
 
 
-class Bandwidth:
+class BandwidthLimit:
     """Says how long to wait after bytes have come.
 
     **Threads**: any.
@@ -146,7 +146,7 @@ class Bandwidth:
         self._paid_until = clock()
         self._lock = threading.Lock()
 
-    def pay(self, num_bytes: int) -> float:
+    def charge(self, num_bytes: int) -> float:
         """Return the seconds after which these bytes are paid for, those before them too."""
         with self._lock:
             now = self._clock()
@@ -157,7 +157,7 @@ class Bandwidth:
 class PacedSource:
     """A source that gives no more bytes per second than allowed; see ``Source``."""
 
-    def __init__(self, source: RangeSource, limit: Bandwidth, *, wait: Callable[[float], object]) -> None:
+    def __init__(self, source: RangeSource, limit: BandwidthLimit, *, wait: Callable[[float], object]) -> None:
         """Read ``source``; ``wait`` blocks for a number of seconds."""
         self.url: str = source.url
         self.mark: str = source.mark
@@ -173,18 +173,18 @@ class PacedSource:
 
     def fetch(self, path: str) -> FetchedObject:
         """See ``Source.fetch``."""
-        return self._paid(self._source.fetch(path))
+        return self._delay(self._source.fetch(path))
 
     def fetch_range(self, path: str, offset: int, size_bytes: int) -> FetchedObject:
         """See ``RangeSource.fetch_range``."""
-        return self._paid(self._source.fetch_range(path, offset, size_bytes))
+        return self._delay(self._source.fetch_range(path, offset, size_bytes))
 
     def close(self) -> None:
         """See ``Source.close``."""
         self._source.close()
 
-    def _paid(self, fetched: FetchedObject) -> FetchedObject:
-        seconds = self._limit.pay(memoryview(fetched.data).nbytes)
+    def _delay(self, fetched: FetchedObject) -> FetchedObject:
+        seconds = self._limit.charge(memoryview(fetched.data).nbytes)
         if seconds > 0:
             self._wait(seconds)
         return fetched

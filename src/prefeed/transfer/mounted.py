@@ -33,7 +33,7 @@ _SUBMOUNTED: Final = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "afs"})
 """Types that mount by themselves what a server has below a directory, once somebody looks."""
 
 
-class MetMounts:
+class MountTracker:
     """The mounts of one side of a sync, from its begin on. **Threads**: the one that lists, then the one that deletes.
 
     Attributes:
@@ -52,9 +52,9 @@ class MetMounts:
         self._places = [os.path.realpath(root)]
         self._identity = _identity_of(root)
         self._numbers: dict[str, int] = {}
-        self._come: list[str] = []
+        self._mounted_since: list[str] = []
 
-    def meet(self, path: str, number: int | None) -> None:
+    def record_mount(self, path: str, number: int | None) -> None:
         """A directory is of this mount, and the one above it is of another."""
         if number is None:
             self.is_known = False
@@ -63,36 +63,36 @@ class MetMounts:
         if mount is None:
             mounts = mounts_by_number()
             mount = mounts.get(number)
-            if mounts and not _comes_by_itself(mount, mounts):
-                self._come.append(mount.point if mount else self._where(path))
+            if mounts and not _is_automatic(mount, mounts):
+                self._mounted_since.append(mount.point if mount else self._locate(path))
         self._numbers[path] = number
         self.points[path] = mount.point if mount is not None else ""
         if path:
             self.empty.add(path)
 
-    def fill(self, path: str) -> None:
+    def record_file(self, path: str) -> None:
         """A file is there: the mounts that it lies in are not ``empty``."""
         self.empty.difference_update(parents_of(path))
 
-    def link(self, path: str) -> None:
+    def record_link(self, path: str) -> None:
         """A link to a directory is followed: what is mounted there counts too."""
-        self._places.append(os.path.realpath(self._where(path)))
+        self._places.append(os.path.realpath(self._locate(path)))
 
     def changes(self) -> list[str]:
         """Return sentences on mounts that have come, or gone, since this began."""
         now = mounts_by_number()
-        said = [f"{point} was mounted while the sync ran" for point in self._come]
+        sentences = [f"{point} was mounted while the sync ran" for point in self._mounted_since]
         for number, mount in self._before.items():
             there = now.get(number)
             if there is not None and (there.point, there.type) == (mount.point, mount.type):
                 continue
             if number in self._numbers.values() or any(overlap_by_name(mount.point, one) for one in self._places):
-                said.append(f"{mount.point} was mounted when the sync began, and is not any more")
-        if not said and _identity_of(self._root) != self._identity:
-            said.append(f"{self._root} was unmounted, mounted over or replaced while the sync ran")
-        return said
+                sentences.append(f"{mount.point} was mounted when the sync began, and is not any more")
+        if not sentences and _identity_of(self._root) != self._identity:
+            sentences.append(f"{self._root} was unmounted, mounted over or replaced while the sync ran")
+        return sentences
 
-    def _where(self, path: str) -> str:
+    def _locate(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}"
 
 
@@ -116,7 +116,7 @@ class MountRecord:
         self.before: dict[str, dict[str, str]] = self._read()
         self._now = dict(self.before)
 
-    def note(self, side: str, path: str, point: str) -> None:
+    def add(self, side: str, path: str, point: str) -> None:
         """A directory is mounted there, if it was not before, which counts; it is durable when this returns."""
         self.replace(side, {path: point, **self._now[side]})
 
@@ -162,7 +162,7 @@ class MountRecord:
             ) from err
 
 
-def lies_in(path: str, directories: Collection[str]) -> bool:
+def is_below(path: str, directories: Collection[str]) -> bool:
     """Return whether a path lies in one of these directories, at any depth."""
     return bool(directories) and any(above in directories for above in parents_of(path))
 
@@ -178,7 +178,7 @@ def first_below(paths: Iterable[str], directories: Collection[str]) -> dict[str,
     return found
 
 
-def _comes_by_itself(mount: Mount | None, mounts: Mapping[int, Mount]) -> bool:
+def _is_automatic(mount: Mount | None, mounts: Mapping[int, Mount]) -> bool:
     """Return whether a mount is made by looking at its place, which nothing else was at."""
     above = mounts.get(int(mount.parent)) if mount is not None else None
     if mount is None or above is None:

@@ -21,7 +21,7 @@ _THREADS: Final = 16
 _CHUNK: Final = 32
 _CHUNKS_AHEAD: Final = 8
 
-_NOTHING_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """What asking says of a name that is gone, and of a link that leads nowhere or to itself."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -55,7 +55,7 @@ class _Directory:
     chain: frozenset[tuple[int, int]]
 
 
-class _Name(NamedTuple):
+class _ScannedName(NamedTuple):
     """An entry of a directory: its path, and whether it is a directory that is gone into, by a link perhaps."""
 
     path: str
@@ -68,7 +68,7 @@ class _Scan:
     """What a directory has in it, in key order; ``directory`` is None for one that is not gone into."""
 
     directory: _Directory | None
-    names: list[_Name] = field(default_factory=list)
+    names: list[_ScannedName] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -76,13 +76,13 @@ class _Scan:
 class _Chunk:
     """Entries that follow one another, with what was asked for them."""
 
-    names: list[_Name]
+    names: list[_ScannedName]
     found: Future[list[Entry | Problem | None]]
     scans: dict[str, Future[_Scan]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeEvents:
+class WalkEvents:
     """Who is told what a tree meets, in the thread that lists, but for ``broken``.
 
     Attributes:
@@ -101,7 +101,7 @@ class TreeEvents:
     mount: Callable[[str, int | None], bool] = lambda _path, _number: True
 
 
-class Tree:
+class OrderedWalk:
     """The files below a directory, in key order.
 
     What vanishes meanwhile is left out if the directory that it was in, still the same one, does not have its name any more.
@@ -125,13 +125,13 @@ class Tree:
         descriptor: int | None = None,
         never: frozenset[tuple[int, int]] = frozenset(),
         enters: Callable[[str], bool] = lambda _: True,
-        events: TreeEvents | None = None,
+        events: WalkEvents | None = None,
     ) -> None:
         self._shown = root.rstrip("/") + "/"
         self._root = root if descriptor is None else beneath(descriptor)
         self._prefix = self._root.rstrip("/") + "/"
         self._follow, self._enters, self._never = follow, enters, never
-        self._events = events or TreeEvents()
+        self._events = events or WalkEvents()
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield all files.
@@ -148,7 +148,7 @@ class Tree:
                 f"{self._shown[:-1]} is not a directory; name the directory that holds the files"
             ) from err
         except OSError as err:
-            raise _translated(err, self._shown[:-1] or "/") from err
+            raise _translate(err, self._shown[:-1] or "/") from err
         assert scan.directory is not None, "never has no directory that is the root"
         root = scan.directory
         self._events.mount("", root.identity[2])
@@ -170,19 +170,21 @@ class Tree:
         ahead: deque[_Chunk] = deque()
         while True:
             while len(ahead) < _CHUNKS_AHEAD and (chunk := list(islice(rest, _CHUNK))):
-                ahead.append(self._asked(pool, chunk, scan.directory))
+                ahead.append(self._submit_chunk(pool, chunk, scan.directory))
             if not ahead:
                 return
             done = ahead.popleft()
             for name, found in zip(done.names, done.found.result(), strict=True):
                 if name.is_directory:
-                    yield from self._below(pool, name, done.scans[name.path].result(), scan.directory)
+                    yield from self._walk_directory(pool, name, done.scans[name.path].result(), scan.directory)
                 elif isinstance(found, Entry):
                     yield found
                 elif found is not None:
                     self._events.problem(found)
 
-    def _below(self, pool: ThreadPoolExecutor, name: _Name, scan: _Scan, above: _Directory) -> Iterator[Entry]:
+    def _walk_directory(
+        self, pool: ThreadPoolExecutor, name: _ScannedName, scan: _Scan, above: _Directory
+    ) -> Iterator[Entry]:
         if scan.directory is None:
             for problem in scan.problems:
                 self._events.problem(problem)
@@ -196,7 +198,7 @@ class Tree:
         if goes_on:
             yield from self._walk(pool, scan)
 
-    def _asked(self, pool: ThreadPoolExecutor, names: list[_Name], above: _Directory) -> _Chunk:
+    def _submit_chunk(self, pool: ThreadPoolExecutor, names: list[_ScannedName], above: _Directory) -> _Chunk:
         chunk = _Chunk(names, pool.submit(self._statuses, names, above))
         for name in names:
             if name.is_directory:
@@ -208,7 +210,7 @@ class Tree:
         try:
             return self._scan_open(path, above)
         except OSError as err:
-            gone = self._gone(path, above) if err.errno in _NOTHING_THERE else _problem(err, self._shown, path)
+            gone = self._check_missing(path, above) if err.errno in _MISSING else _problem_from(err, self._shown, path)
             return _Scan(None, problems=[gone] if gone is not None else [])
 
     def _scan_open(self, path: str, above: _Directory | None) -> _Scan:
@@ -220,7 +222,7 @@ class Tree:
                 return _Scan(None)
             relative = path and path + "/"
             scan = _Scan(_Directory(relative, identity, above, chain | {identity[:2]}))
-            found: list[tuple[bytes, _Name]] = []
+            found: list[tuple[bytes, _ScannedName]] = []
             try:
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
@@ -228,18 +230,18 @@ class Tree:
                         try:
                             is_directory = entry.is_dir(follow_symlinks=self._follow)
                         except OSError as err:
-                            if err.errno not in _NOTHING_THERE:
-                                scan.problems.append(_problem(err, self._shown, relative + name))
+                            if err.errno not in _MISSING:
+                                scan.problems.append(_problem_from(err, self._shown, relative + name))
                                 continue
                             is_directory = False  # the question after its status tells more
                         if not is_directory:
-                            found.append((key_of(name), _Name(relative + name, False, False)))
+                            found.append((key_of(name), _ScannedName(relative + name, False, False)))
                         elif self._enters(relative + name):
-                            found.append((key_of(name + "/"), _Name(relative + name, True, entry.is_symlink())))
+                            found.append((key_of(name + "/"), _ScannedName(relative + name, True, entry.is_symlink())))
             except OSError as err:
                 if above is None:
                     raise
-                scan.problems.append(_problem(err, self._shown, path))
+                scan.problems.append(_problem_from(err, self._shown, path))
             scan.names.extend(name for _, name in sorted(found, key=lambda pair: pair[0]))
             return scan
         finally:
@@ -249,25 +251,25 @@ class Tree:
         no_link = 0 if self._follow or not path else os.O_NOFOLLOW
         return os.open(self._prefix + path if path else self._root, _DIRECTORY | no_link)
 
-    def _statuses(self, names: list[_Name], above: _Directory) -> list[Entry | Problem | None]:
+    def _statuses(self, names: list[_ScannedName], above: _Directory) -> list[Entry | Problem | None]:
         return [None if name.is_directory else self._status(name.path, above) for name in names]
 
     def _status(self, path: str, above: _Directory) -> Entry | Problem | None:
         try:
             status = os.stat(self._prefix + path, follow_symlinks=self._follow)
         except OSError as err:
-            if err.errno not in _NOTHING_THERE:
-                return _problem(err, self._shown, path)
+            if err.errno not in _MISSING:
+                return _problem_from(err, self._shown, path)
             if self._follow and os.path.islink(self._prefix + path):
                 self._events.broken(path)
                 return None
-            return self._gone(path, above)
+            return self._check_missing(path, above)
         is_file = stat.S_ISREG(status.st_mode)
         if not is_file and self._follow:
             return None
         return Entry(path, status.st_size, status.st_mtime_ns, "", is_file)
 
-    def _gone(self, path: str, above: _Directory | None) -> Problem | None:
+    def _check_missing(self, path: str, above: _Directory | None) -> Problem | None:
         """Return None where a name was removed: the directory that had it is as it was, and has it no more.
 
         What says that a name is not there may be a directory that was unmounted, or mounted over, or a file system that
@@ -277,18 +279,18 @@ class Tree:
             try:
                 descriptor = self._open(above.path.rstrip("/"))
             except OSError as err:
-                if err.errno not in _NOTHING_THERE or above.above is None:
-                    return _problem(err, self._shown, above.path.rstrip("/"))
+                if err.errno not in _MISSING or above.above is None:
+                    return _problem_from(err, self._shown, above.path.rstrip("/"))
                 path, above = above.path.rstrip("/"), above.above  # removed with all that was in it, perhaps
                 continue
             try:
                 if _identity_of(descriptor) != above.identity:
-                    return _changed(self._shown, above.path.rstrip("/"))
+                    return _changed_problem(self._shown, above.path.rstrip("/"))
                 if os.path.basename(path) in os.listdir(descriptor):
-                    return _changed(self._shown, path)
+                    return _changed_problem(self._shown, path)
                 return None
             except OSError as err:
-                return _problem(err, self._shown, above.path.rstrip("/"))
+                return _problem_from(err, self._shown, above.path.rstrip("/"))
             finally:
                 os.close(descriptor)
         return None
@@ -311,17 +313,17 @@ def _identity_of(descriptor: int) -> _Identity:
     return status.st_dev, status.st_ino, mount_number(descriptor)
 
 
-def _problem(err: OSError, prefix: str, path: str) -> Problem:
-    return Problem(path, _translated(err, prefix + path))
+def _problem_from(err: OSError, prefix: str, path: str) -> Problem:
+    return Problem(path, _translate(err, prefix + path))
 
 
-def _changed(prefix: str, path: str) -> Problem:
+def _changed_problem(prefix: str, path: str) -> Problem:
     where = prefix + path
     said = f"{where} was unmounted, mounted over or replaced while it was listed, or is listed and cannot be found"
     return Problem(path, TransientSourceError(said, path=where))
 
 
-def _translated(err: OSError, path: str) -> PrefeedError:
+def _translate(err: OSError, path: str) -> PrefeedError:
     if isinstance(err, FileNotFoundError):
         return ObjectNotFoundError(f"{path} does not exist; check the path, and that the storage is mounted", path=path)
     if isinstance(err, PermissionError):

@@ -19,7 +19,7 @@ _IN_MEMORY: Final = 100_000
 _LENGTH_BYTES: Final = 4
 
 
-def checked_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
+def check_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
     """Yield what a store lists, each path once.
 
     Raises:
@@ -34,7 +34,7 @@ def checked_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
         yield one
 
 
-def sorted_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int = _IN_MEMORY) -> Iterator[Entry]:
+def sort_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int = _IN_MEMORY) -> Iterator[Entry]:
     """Yield a listing in key order, each path once; of those that it has twice the last counts.
 
     Args:
@@ -48,11 +48,11 @@ def sorted_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int 
         for one in entries:
             part[one.path] = one
             if len(part) >= in_memory:
-                runs.append(_written(_sorted(part), directory))
+                runs.append(_write_run(_sort(part), directory))
                 part = {}
         parts: list[Iterator[Entry]] = [_read(run) for run in runs]
         last: Entry | None = None
-        for one in heapq.merge(*parts, iter(_sorted(part)), key=lambda entry: key_of(entry.path)):
+        for one in heapq.merge(*parts, iter(_sort(part)), key=lambda entry: key_of(entry.path)):
             if last is not None and last.path != one.path:
                 yield last
             last = one  # merge is stable: of equal paths the later part comes last
@@ -63,11 +63,11 @@ def sorted_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int 
             run.close()
 
 
-def _sorted(part: dict[str, Entry]) -> list[Entry]:
+def _sort(part: dict[str, Entry]) -> list[Entry]:
     return sorted(part.values(), key=lambda entry: key_of(entry.path))
 
 
-def _written(part: list[Entry], directory: Path) -> IO[bytes]:
+def _write_run(part: list[Entry], directory: Path) -> IO[bytes]:
     file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - the merge closes it
     for one in part:
         _write(file, one)

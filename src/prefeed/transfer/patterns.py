@@ -51,7 +51,7 @@ class Rules:
     """
 
     def __init__(self, rules: Sequence[Rule] = (), *, start: str = "", end: str = "") -> None:
-        self._rules = [(compiled(rule.pattern), rule.pattern.endswith("/"), rule.excludes) for rule in rules]
+        self._rules = [(compile_pattern(rule.pattern), rule.pattern.endswith("/"), rule.excludes) for rule in rules]
         self._start, self._end = key_of(start), key_of(end)
 
     def takes(self, path: str) -> bool:
@@ -86,7 +86,7 @@ class Rules:
         return False
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return the regular expression of a pattern, to be searched in a path.
 
     Raises:
@@ -97,12 +97,12 @@ def compiled(pattern: str) -> re.Pattern[str]:
         raise JobSpecError(f"{pattern!r} is not a pattern; write one like *.tmp, or dir/ for a directory")
     anchor = r"\A" if body.startswith("/") else r"(?:\A|/)"
     try:
-        return re.compile(anchor + _translated(body.lstrip("/"), pattern) + r"\Z", re.DOTALL)
+        return re.compile(anchor + _translate(body.lstrip("/"), pattern) + r"\Z", re.DOTALL)
     except re.error as err:
         raise JobSpecError(f"{pattern!r} is not a pattern: {err}") from err
 
 
-def _translated(body: str, pattern: str) -> str:
+def _translate(body: str, pattern: str) -> str:
     out, at = [], 0
     while at < len(body):
         char = body[at]

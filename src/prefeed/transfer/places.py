@@ -39,7 +39,7 @@ class Root(Protocol):
         """Return what reads it; closed with the place."""
         ...
 
-    def left_out(self, entries: Iterable[Entry]) -> str:
+    def describe_left_out(self, entries: Iterable[Entry]) -> str:
         """Return what the last listing may have left out of these entries, which it does not have; empty if nothing.
 
         Raises:
@@ -67,7 +67,7 @@ class Target(Root, Protocol):
         """As ``list_in_order``, for what is to be written over: nothing is followed, and it may not be there yet."""
         ...
 
-    def why_impossible(self, path: str) -> str | None:
+    def why_unwritable(self, path: str) -> str | None:
         """Return why nothing of this path can be there; None when it can."""
         ...
 

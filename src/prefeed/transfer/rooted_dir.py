@@ -21,8 +21,8 @@ from prefeed.transfer.entries import Entry, why_unsafe
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 LEFT_ALONE: Final = "nothing in it is removed. Name it itself, or give --no-one-file-system to remove in it too"
-_IN_THE_WAY: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP})
-_NOT_THERE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.ESTALE})
+_OBSTACLE: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP})
+_ONE_DIRECTORY: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.ESTALE})
 """What is said of one directory, though others can be written to."""
 
 _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})
@@ -84,7 +84,7 @@ class RootedDir:
         """Return the full path, for messages."""
         return f"{self.root.rstrip('/')}/{path}"
 
-    def inner(self, name: str) -> RootedDir:
+    def open_inner(self, name: str) -> RootedDir:
         """Return a directory in this one, made if it is not there, as the root of its own; it is no link, and no mount.
 
         Raises:
@@ -147,7 +147,7 @@ class RootedDir:
         try:
             parts = safe_parts(path) if path else []
             for at, part in enumerate(parts):
-                following = _step(descriptor, part, make=make, path=path)
+                following = _open_step(descriptor, part, make=make, path=path)
                 os.close(descriptor)
                 descriptor = following
                 if within is not None and Boundary.of(descriptor) != within:
@@ -230,7 +230,7 @@ def safe_parts(path: str) -> list[str]:
     return path.split("/")
 
 
-def _step(descriptor: int, part: str, *, make: bool, path: str) -> int:
+def _open_step(descriptor: int, part: str, *, make: bool, path: str) -> int:
     try:
         return os.open(part, _DIRECTORY, dir_fd=descriptor)
     except FileNotFoundError:
@@ -239,13 +239,13 @@ def _step(descriptor: int, part: str, *, make: bool, path: str) -> int:
     except OSError as err:
         if err.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
-        raise BadTargetNameError(f"{path!r} goes through {_kind(descriptor, part)}", path=path) from err
+        raise BadTargetNameError(f"{path!r} goes through {_describe_obstacle(descriptor, part)}", path=path) from err
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, dir_fd=descriptor)
-    return _step(descriptor, part, make=False, path=path)
+    return _open_step(descriptor, part, make=False, path=path)
 
 
-def _kind(descriptor: int, part: str) -> str:
+def _describe_obstacle(descriptor: int, part: str) -> str:
     is_link = _is_link(descriptor, part)
     if is_link:
         return f"{part!r}, which is a link and is not followed"
@@ -264,7 +264,7 @@ def raise_translated(err: OSError, where: str) -> NoReturn:
     reason = err.strerror or str(err)
     if err.errno in NO_ROOM:
         raise TargetFullError(f"the file system is full: {where}: {reason}", path=where) from err
-    if err.errno in _IN_THE_WAY:
+    if err.errno in _OBSTACLE:
         raise BadTargetNameError(f"{where}: something else of this name is in the way: {reason}", path=where) from err
     if err.errno == errno.EXDEV:
         raise BadTargetNameError(
@@ -272,6 +272,6 @@ def raise_translated(err: OSError, where: str) -> NoReturn:
             "",
             path=where,
         ) from err
-    if err.errno in _BAD_NAME or err.errno in _NOT_THERE:
+    if err.errno in _BAD_NAME or err.errno in _ONE_DIRECTORY:
         raise BadTargetNameError(f"{where}: {reason}", path=where) from err
     raise CopyError(f"{where} cannot be written: {reason}; copied files stay", path=where) from err

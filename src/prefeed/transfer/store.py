@@ -22,7 +22,7 @@ from prefeed.sources.store_errors import cause_of
 from prefeed.sources.store_listing import modified_of, version_of
 from prefeed.transfer.engine import Body
 from prefeed.transfer.entries import Entry, is_same_in_store, md5_of, why_unsafe
-from prefeed.transfer.ordering import checked_order, sorted_on_disk
+from prefeed.transfer.ordering import check_order, sort_on_disk
 from prefeed.transfer.patterns import Rules
 from prefeed.transfer.rooted_dir import safe_parts
 from prefeed.types import Buffer
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 WRITABLE: Final = ("s3://", "gs://", "az://")
 
-_BATCH: Final = 1000
+_PAGE_OBJECTS: Final = 1000
 _HEAD_THREADS: Final = 16
 _PART_BYTES: Final = 16 * 1024**2
 _NANOSECONDS: Final = 10**9
 
-_NOT_BY_US: Final = "no request that names it can be made here; remove it with the tools of the store"
+_UNADDRESSABLE: Final = "no request that names it can be made here; remove it with the tools of the store"
 
 T = TypeVar("T")
 
@@ -56,14 +56,14 @@ class HttpPlace:
         """See ``Root.list_in_order``; more than 100,000 objects are sorted on disk, in the home."""
         infos = (info for batch in self._source.list_objects() for info in batch if rules.takes(info.path))
         self._config.home.mkdir(parents=True, exist_ok=True)
-        return sorted_on_disk(map(Entry.of, infos), self._config.home)
+        return sort_on_disk(map(Entry.of, infos), self._config.home)
 
     def source(self) -> RangeSource:
         """See ``Root.source``."""
         return self._source
 
-    def left_out(self, entries: Iterable[Entry]) -> str:
-        """See ``Root.left_out``: a line of the index that cannot be read may be about any of them."""
+    def describe_left_out(self, entries: Iterable[Entry]) -> str:
+        """See ``Root.describe_left_out``: a line of the index that cannot be read may be about any of them."""
         found = self._source.left_out
         return found.described() if found.count else ""
 
@@ -90,7 +90,7 @@ class StorePlace:
     def list_in_order(self, rules: Rules) -> Iterator[Entry]:
         """See ``Root.list_in_order``."""
         infos = (info for batch in self._source.list_in_order() for info in batch)
-        for one in checked_order(map(Entry.of, infos), self.url):
+        for one in check_order(map(Entry.of, infos), self.url):
             if rules.is_past_end(one.path):
                 return
             if rules.takes(one.path):
@@ -111,25 +111,25 @@ class StorePlace:
         """See ``Root.source``."""
         return self._source
 
-    def left_out(self, entries: Iterable[Entry]) -> str:
-        """See ``Root.left_out``. Each entry is requested, because the native client takes a page that is cut for the last one."""
+    def describe_left_out(self, entries: Iterable[Entry]) -> str:
+        """See ``Root.describe_left_out``. Each entry is requested, because the native client takes a page that is cut for the last one."""
         rest = iter(entries)
         with ThreadPoolExecutor(_HEAD_THREADS, thread_name_prefix="prefeed-head") as pool:
-            while batch := [one.path for one in islice(rest, _BATCH)]:
-                for path, is_there in zip(batch, pool.map(self._has, batch), strict=True):
+            while batch := [one.path for one in islice(rest, _PAGE_OBJECTS)]:
+                for path, is_there in zip(batch, pool.map(self._exists, batch), strict=True):
                     if is_there:
                         return repr(path)
         return ""
 
-    def _has(self, path: str) -> bool:
+    def _exists(self, path: str) -> bool:
         try:
             self._source.info(path)
         except ObjectNotFoundError:
             return False
         return True
 
-    def why_impossible(self, path: str) -> str | None:
-        """See ``Target.why_impossible``."""
+    def why_unwritable(self, path: str) -> str | None:
+        """See ``Target.why_unwritable``."""
         return why_unsafe(path) or ("has a control character in it" if is_odd(path) else None)
 
     def is_same(self, source: Entry, found: Entry) -> bool:
@@ -144,9 +144,9 @@ class StorePlace:
         """See ``Root.remove_unchanged``."""
         rest = iter(entries)
         with ThreadPoolExecutor(_HEAD_THREADS, thread_name_prefix="prefeed-head") as pool:
-            while batch := list(islice(rest, _BATCH)):
+            while batch := list(islice(rest, _PAGE_OBJECTS)):
                 odd = {one.path for one in batch if is_odd(one.path)}
-                yield from ((one, _NOT_BY_US) for one in batch if one.path in odd)
+                yield from ((one, _UNADDRESSABLE) for one in batch if one.path in odd)
                 batch = [one for one in batch if one.path not in odd]
                 found = list(pool.map(self.head, (one.path for one in batch)))
                 gone = [one.path for one, now in zip(batch, found, strict=True) if now is not None and now == one]
@@ -156,28 +156,28 @@ class StorePlace:
 
     def put_file(self, path: str, file: Path) -> None:
         """Put a file there, in several parts when it is large."""
-        self.ask(self.locate(path), lambda client: obstore.put(client, path, file))
+        self.request(self.locate(path), lambda client: obstore.put(client, path, file))
 
     def remove(self, paths: list[str]) -> None:
         """Delete objects by path; those that are not there are passed over."""
         if paths:
-            self.ask(self.url, lambda client: obstore.delete(client, paths))
+            self.request(self.url, lambda client: obstore.delete(client, paths))
 
     def head(self, path: str) -> Entry | None:
         """Return what the store says of one object now; None when it is not there."""
         try:
-            meta = self.ask(self._source.locate(path), lambda client: obstore.head(client, path))
+            meta = self.request(self._source.locate(path), lambda client: obstore.head(client, path))
         except ObjectNotFoundError:
             return None
         return _entry(meta, path)
 
     def read(self, path: str) -> Iterator[Buffer]:
         """Yield the bytes of an object."""
-        size = self.ask(self._source.locate(path), lambda client: obstore.head(client, path))["size"]
+        size = self.request(self._source.locate(path), lambda client: obstore.head(client, path))["size"]
         for start in range(0, size, _PART_BYTES):
             yield self._source.fetch_range(path, start, min(_PART_BYTES, size - start)).data
 
-    def ask(self, where: str, act: Callable[[ObjectStore], T]) -> T:
+    def request(self, where: str, act: Callable[[ObjectStore], T]) -> T:
         """Return what a request returns.
 
         Raises:
@@ -205,7 +205,7 @@ class StorePlace:
 
     def _list(self, prefix: str = "") -> Iterator[Entry]:
         try:
-            for batch in obstore.list(self._open_client(), prefix or None, chunk_size=_BATCH):
+            for batch in obstore.list(self._open_client(), prefix or None, chunk_size=_PAGE_OBJECTS):
                 for meta in batch:
                     yield _entry(meta, meta["path"])
         except GeneratorExit:
@@ -231,7 +231,7 @@ class StoreSink:
         self._place = place
         self._compared: set[str] = set()
         self._lock = threading.Lock()
-        self._tells_md5 = True
+        self._has_md5_etags = True
 
     def expect_same(self, path: str) -> None:
         """See ``TargetSink.expect_same``."""
@@ -241,12 +241,12 @@ class StoreSink:
         """See ``Sink.write``; large objects go in parts, and appear when the last one is there."""
         path = entry.path
         safe_parts(path)
-        if path in self._compared and self._holds(path, body):
+        if path in self._compared and self._has_same_bytes(path, body):
             with self._lock:
                 self.num_same += 1
                 self.bytes_same += body.size_bytes
             return
-        chunks = _Chunks(body)
+        chunks = _HashedChunks(body)
         try:
             put = self._put(path, chunks)
         except Exception:
@@ -259,13 +259,13 @@ class StoreSink:
                 del error  # its traceback refers to this frame
         self._verify(path, body, chunks, put["e_tag"] or "")
 
-    def _put(self, path: str, chunks: _Chunks) -> PutResult:
+    def _put(self, path: str, chunks: _HashedChunks) -> PutResult:
         where, whole = self._place.locate(path), chunks.whole()
         if whole is not None:
-            return self._place.ask(where, lambda client: obstore.put(client, path, whole))
+            return self._place.request(where, lambda client: obstore.put(client, path, whole))
         # The client asks for the next piece in a thread of its own, where no source that it is may be read.
         with BackgroundGenerator(chunks, 1) as ahead:
-            return self._place.ask(where, lambda client: obstore.put(client, path, ahead, chunk_size=_PART_BYTES))
+            return self._place.request(where, lambda client: obstore.put(client, path, ahead, chunk_size=_PART_BYTES))
 
     def make_directory(self, path: str) -> None:
         """Do nothing: stores have no directories."""
@@ -276,7 +276,7 @@ class StoreSink:
     def close(self) -> None:
         """Do nothing: nothing is left over."""
 
-    def _verify(self, path: str, body: Body, chunks: _Chunks, etag: str) -> None:
+    def _verify(self, path: str, body: Body, chunks: _HashedChunks, etag: str) -> None:
         """The store has these bytes.
 
         Raises:
@@ -285,10 +285,12 @@ class StoreSink:
         told = md5_of(etag)
         if told and told == chunks.md5.hexdigest():
             return
-        if told and self._tells_md5:
-            if not self._holds(path, body):
+        if told and self._has_md5_etags:
+            if not self._has_same_bytes(path, body):
                 raise TruncatedBodyError(f"{self._place.locate(path)} has other bytes than were sent", path=path)
-            self._tells_md5 = False  # the bytes are right, so these etags are no digests: encrypted stores have such
+            self._has_md5_etags = (
+                False  # the bytes are right, so these etags are no digests: encrypted stores have such
+            )
             return
         found = self._place.head(path)
         if found is None or found.size_bytes != body.size_bytes:
@@ -298,7 +300,7 @@ class StoreSink:
                 path=path,
             )
 
-    def _holds(self, path: str, body: Body) -> bool:
+    def _has_same_bytes(self, path: str, body: Body) -> bool:
         """Return whether the object there has the same bytes."""
         found = self._place.head(path)
         if found is None or found.size_bytes != body.size_bytes:
@@ -306,7 +308,7 @@ class StoreSink:
         return _digest(self._place.read(path)) == _digest(body.chunks())
 
 
-class _Chunks:
+class _HashedChunks:
     """The bytes of a body as a put wants them, with their digest and what went wrong on the way."""
 
     def __init__(self, body: Body) -> None:

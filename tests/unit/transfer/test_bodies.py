@@ -13,8 +13,8 @@ from prefeed.sources.protocol import Source
 from prefeed.sources.urls import open_source
 from prefeed.transfer.engine import PIECE_BYTES, PiecewiseBody, open_body
 from prefeed.transfer.entries import Entry, stamp_of
-from prefeed.transfer.flow import Bandwidth, PacedSource
-from prefeed.transfer.ordered_walk import Tree
+from prefeed.transfer.flow import BandwidthLimit, PacedSource
+from prefeed.transfer.ordered_walk import OrderedWalk
 from servers import http_server, nginx_server, write_index
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -68,9 +68,9 @@ def test_a_large_file_comes_in_pieces(tmp_path: Path) -> None:
 def test_a_large_file_comes_in_pieces_also_as_a_sync_lists_it(tmp_path: Path) -> None:
     """Else all of it would be in memory."""
     data = large_file(tmp_path)
-    [entry] = Tree(str(tmp_path), follow=True)
+    [entry] = OrderedWalk(str(tmp_path), follow=True)
 
-    body = open_body(PacedSource(PosixSource(str(tmp_path)), Bandwidth(1e12), wait=lambda _: None), entry)
+    body = open_body(PacedSource(PosixSource(str(tmp_path)), BandwidthLimit(1e12), wait=lambda _: None), entry)
 
     assert isinstance(body, PiecewiseBody)
     assert b"".join(bytes(piece) for piece in body.chunks()) == data

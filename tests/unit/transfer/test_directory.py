@@ -41,7 +41,7 @@ class Place:
     def __init__(self, root: Path, room_bytes: int = PLENTY) -> None:
         self.data, self.incoming = root / "data", root / "incoming"
         self.own = RootedDir(str(root))
-        self.inner = self.own.inner("data")
+        self.inner = self.own.open_inner("data")
         self.sink = DirectorySink(self.inner, work=(self.own, "incoming"), mode=0o600)
         self.bounded = BoundedSink(self.sink, Ledger(room_bytes, lambda: (PLENTY, "")))
 

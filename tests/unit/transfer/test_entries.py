@@ -14,10 +14,10 @@ from prefeed.transfer.entries import (
     is_newer,
     is_same_in_store,
     key_of,
-    side_by_side,
+    merge_listings,
     stamp_of,
 )
-from prefeed.transfer.ordering import Spool, checked_order, sorted_on_disk
+from prefeed.transfer.ordering import Spool, check_order, sort_on_disk
 
 PATHS = st.sets(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=5), max_size=30)
 SECOND = 10**9
@@ -29,7 +29,7 @@ def listing(paths: set[str]) -> list[Entry]:
 
 @given(PATHS, PATHS)
 def test_two_listings_side_by_side_have_each_path_once(ours: set[str], theirs: set[str]) -> None:
-    pairs = list(side_by_side(listing(ours), listing(theirs)))
+    pairs = list(merge_listings(listing(ours), listing(theirs)))
 
     assert {our.path for our, _ in pairs if our} == ours
     assert {their.path for _, their in pairs if their} == theirs
@@ -41,7 +41,7 @@ def test_two_listings_side_by_side_have_each_path_once(ours: set[str], theirs: s
 def test_any_order_becomes_key_order_with_few_in_memory(paths: list[str], in_memory: int) -> None:
     listed = [Entry(path, number, 0, "e") for number, path in enumerate(paths)]
 
-    found = list(sorted_on_disk(listed, Path(tempfile.gettempdir()), in_memory=in_memory))
+    found = list(sort_on_disk(listed, Path(tempfile.gettempdir()), in_memory=in_memory))
 
     assert found == sorted({one.path: one for one in listed}.values(), key=lambda one: one.path)
 
@@ -58,7 +58,7 @@ def test_what_was_put_by_comes_back(tmp_path: Path) -> None:
 
 def test_a_listing_out_of_order_is_an_error() -> None:
     with pytest.raises(JobError, match="order of their names"):
-        list(checked_order([Entry("b", 1, 0), Entry("a", 1, 0)], "s3://b"))
+        list(check_order([Entry("b", 1, 0), Entry("a", 1, 0)], "s3://b"))
 
 
 def test_a_copy_says_by_its_time_which_version_it_is() -> None:

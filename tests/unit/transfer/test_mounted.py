@@ -8,7 +8,7 @@ from prefeed.config import Config
 from prefeed.errors import JobError
 from prefeed.sources.mounts import mounts_by_number
 from prefeed.transfer import mounted
-from prefeed.transfer.mounted import SOURCE, TARGET, MetMounts, MountRecord, first_below, lies_in
+from prefeed.transfer.mounted import SOURCE, TARGET, MountRecord, MountTracker, first_below, is_below
 
 BEFORE = """\
 20 1 0:20 / / rw - ext4 /dev/a rw
@@ -25,16 +25,16 @@ def record(home: Path, *, source: str = "/a", target: str = "/b") -> MountRecord
 def test_what_is_noted_is_there_for_the_next_sync_of_the_same_places_alone(tmp_path: Path) -> None:
     odd = "m/\udcff\n"
     first = record(tmp_path)
-    first.note(SOURCE, "", "/")
-    first.note(SOURCE, odd, "/a/m")
-    first.note(TARGET, "", "/b")
+    first.add(SOURCE, "", "/")
+    first.add(SOURCE, odd, "/a/m")
+    first.add(TARGET, "", "/b")
     again = record(tmp_path)
 
     assert again.before == {SOURCE: {odd: "/a/m"}, TARGET: {"": "/b"}}
     assert (again.file.stat().st_mode & 0o777, again.file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert record(tmp_path, target="/c").before == record(tmp_path, source="/a/m").before == {SOURCE: {}, TARGET: {}}
-    again.note(SOURCE, odd, "/elsewhere")  # which is not what was there
-    again.note(SOURCE, "n", "/n")
+    again.add(SOURCE, odd, "/elsewhere")  # which is not what was there
+    again.add(SOURCE, "n", "/n")
     assert record(tmp_path).before == {SOURCE: {odd: "/a/m", "n": "/n"}, TARGET: {"": "/b"}}
     again.replace(SOURCE, {"n": "/n"})
     assert record(tmp_path).before == {SOURCE: {"n": "/n"}, TARGET: {"": "/b"}}
@@ -53,9 +53,9 @@ def test_a_damaged_record_is_not_taken_for_an_empty_one(tmp_path: Path, text: st
 
 
 def test_paths_lie_in_directories_and_not_beside_them() -> None:
-    assert lies_in("a/b/c", {"a/b"})
-    assert not lies_in("a/bc", {"a/b"})
-    assert not lies_in("a/b", {"a/b"})
+    assert is_below("a/b/c", {"a/b"})
+    assert not is_below("a/bc", {"a/b"})
+    assert not is_below("a/b", {"a/b"})
     assert first_below(["a/x", "m/1", "m/n/2"], {"m", "m/n", "z"}) == {"m": "m/1", "m/n": "m/n/2"}
 
 
@@ -76,11 +76,11 @@ def test_mounts_that_come_and_go_are_said_where_they_matter(
 ) -> None:
     now = [BEFORE]
     monkeypatch.setattr(mounted, "mounts_by_number", lambda: mounts_by_number(now[0]))
-    mounts = MetMounts("/data")
-    mounts.meet("", 30)
+    mounts = MountTracker("/data")
+    mounts.record_mount("", 30)
     now[0] = then
     if "/data/m" in then:
-        mounts.meet("m", 40)
+        mounts.record_mount("m", 40)
 
     assert [sentence[: len(start)] for sentence, start in zip(mounts.changes(), said, strict=True)] == said
 
@@ -91,9 +91,9 @@ def test_what_a_link_leads_to_matters_too(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root/link").symlink_to("../elsewhere")
-    mounts = MetMounts(str(tmp_path / "root"))
+    mounts = MountTracker(str(tmp_path / "root"))
     now[0] = BEFORE.replace("32", "33")
     assert not [said for said in mounts.changes() if "elsewhere" in said]
-    mounts.link("link")
+    mounts.record_link("link")
 
     assert [said.split()[0] for said in mounts.changes()] == [f"{tmp_path}/elsewhere"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.transfer.entries import Entry, directories_of, sort_out, why_unsafe
+from prefeed.transfer.entries import Entry, directories_of, split_storable, why_unsafe
 
 
 def info(path: str, size: int = 1) -> Entry:
@@ -26,14 +26,14 @@ def test_directories_are_those_above() -> None:
 
 
 def test_a_file_that_is_also_a_directory_is_refused() -> None:
-    kept, refused = sort_out([info("a"), info("a/b"), info("c")], folds_case=False)
+    kept, refused = split_storable([info("a"), info("a/b"), info("c")], folds_case=False)
 
     assert [item.path for item in kept] == ["a/b", "c"]
     assert "directory" in refused["a"]
 
 
 def test_of_a_path_listed_twice_the_last_counts() -> None:
-    kept, _ = sort_out([info("a", 1), info("a", 2)], folds_case=False)
+    kept, _ = split_storable([info("a", 1), info("a", 2)], folds_case=False)
 
     assert [item.size_bytes for item in kept] == [2]
 
@@ -41,7 +41,7 @@ def test_of_a_path_listed_twice_the_last_counts() -> None:
 def test_names_that_differ_in_case_only_clash_where_case_is_folded() -> None:
     items = [info("a/X.jpg"), info("a/x.jpg"), info("A")]
 
-    assert len(sort_out(items, folds_case=False)[0]) == 3
-    kept, refused = sort_out(items, folds_case=True)
+    assert len(split_storable(items, folds_case=False)[0]) == 3
+    kept, refused = split_storable(items, folds_case=True)
     assert [item.path for item in kept] == ["a/X.jpg"]
     assert set(refused) == {"a/x.jpg", "A"}

@@ -9,7 +9,7 @@ import pytest
 
 from prefeed.errors import TransientSourceError
 from prefeed.transfer import ordered_walk
-from prefeed.transfer.ordered_walk import Problem, Tree, TreeEvents
+from prefeed.transfer.ordered_walk import OrderedWalk, Problem, WalkEvents
 from unit.jobs.trees import make
 
 
@@ -21,9 +21,12 @@ def test_links_that_lead_nowhere_are_left_out_and_told(tmp_path: Path) -> None:
     (root / "z/through a file").symlink_to("../a/b")
     told: list[str] = []
 
-    assert [one.path for one in Tree(str(root), follow=True, events=TreeEvents(broken=told.append))] == ["a", "z/b"]
+    assert [one.path for one in OrderedWalk(str(root), follow=True, events=WalkEvents(broken=told.append))] == [
+        "a",
+        "z/b",
+    ]
     assert sorted(told) == ["gone", "itself", "z/through a file"]
-    assert len(list(Tree(str(root), follow=False, events=TreeEvents(broken=told.append)))) == 5
+    assert len(list(OrderedWalk(str(root), follow=False, events=WalkEvents(broken=told.append)))) == 5
     assert len(told) == 3
 
 
@@ -31,7 +34,7 @@ def test_links_that_lead_nowhere_are_left_out_and_told(tmp_path: Path) -> None:
 def test_a_root_that_is_another_in_the_end_is_an_error(tmp_path: Path) -> None:
     """Unmounted meanwhile: what is not found any more may be there still."""
     root = make(tmp_path / "root", {"a": b"1", "b": b"2"})
-    listing = iter(Tree(str(root), follow=True))
+    listing = iter(OrderedWalk(str(root), follow=True))
     assert next(listing).path == "a"
     root.rename(tmp_path / "mounted before")
     os.mkdir(root)
@@ -64,7 +67,7 @@ def test_what_cannot_be_looked_at_is_told_and_the_rest_is_listed(
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, step, answered)
     told: list[Problem] = []
-    found = [one.path for one in Tree(str(root), follow=True, events=TreeEvents(problem=told.append))]
+    found = [one.path for one in OrderedWalk(str(root), follow=True, events=WalkEvents(problem=told.append))]
 
     assert found == (["a", "b/c/d", "f"] if step == "stat" else ["a", "b/e", "f"])
     assert [f"{root}/{problem.path}" for problem in told] == [bad]
@@ -94,7 +97,7 @@ def test_what_vanishes_is_gone_only_if_its_directory_says_so(
 
     monkeypatch.setattr(ordered_walk.os, "stat", remove_then_ask)
     told: list[Problem] = []
-    found = [one.path for one in Tree(str(root), follow=True, events=TreeEvents(problem=told.append))]
+    found = [one.path for one in OrderedWalk(str(root), follow=True, events=WalkEvents(problem=told.append))]
 
     assert found[0] == "a"
     assert "b/c/d" not in found
