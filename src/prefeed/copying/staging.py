@@ -307,7 +307,7 @@ class _Staging:
                 where = self._data.locate(one.path)
                 raise CopyError(f"{where} cannot be removed: {reason}; stage again", path=where)
         wanted = found.directories | set(self._source.directories if isinstance(self._source, PosixTree) else ())
-        for directory in reversed(found.list_directories):
+        for directory in reversed(found.existing_directories):
             if directory not in wanted:
                 self._data.remove_empty(directory)  # it stays where something else lies in it
 
@@ -495,7 +495,7 @@ class Comparison:
         num_kept: Copies that are right.
         kept_bytes: Their size.
         directories: Those that the listed objects lie in.
-        list_directories: Those that are there, above before below.
+        existing_directories: Those that are there, above before below.
         room_bytes: The most that the copy may take.
         left_bytes: What of it is left beside the copies that stay.
         why: What leaves no more room.
@@ -512,7 +512,7 @@ class Comparison:
     num_kept: int
     kept_bytes: int
     directories: set[str]
-    list_directories: list[str]
+    existing_directories: list[str]
     room_bytes: int
     left_bytes: int
     why: str
@@ -574,7 +574,7 @@ def compare(
         num_kept=len(kept),
         kept_bytes=sum(files[entry.path].size_bytes for entry in kept),
         directories=directories_of(paths),
-        list_directories=directories,
+        existing_directories=directories,
         room_bytes=room_bytes,
         left_bytes=room_bytes - kept_room,
         why=why,

@@ -1,4 +1,8 @@
-"""A directory as a place: listed, written to, removed from."""
+"""Lists a directory, writes files to it, and removes files from it.
+
+``DirectoryPlace`` implements ``places.Root`` and ``places.Target``. ``DirectorySink`` creates each file in a work directory, reads it back and
+renames it to its path, so that readers see the whole file or none.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +31,32 @@ from prefeed.transfer.rooted_dir import NO_ROOM, RootedDir, raise_translated
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _RESERVED_FROM_BYTES: Final = 1024**2
-"""Larger files get their blocks before they are written: one that does not fit is found out at its begin."""
+"""Size from which disk blocks are allocated before writing, so that a file that does not fit fails at once."""
 
 _MODE_BITS: Final = 0o7777
 _MAX_PROBLEMS: Final = 10_000
-"""That are told one by one."""
+"""Maximum number of problems that are reported one by one."""
 
 _SYNC_UNSUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""What file systems answer that cannot sync a directory by itself."""
+"""Error codes of file systems that cannot sync a single directory."""
 
 _PROBED_TIME: Final = 1_700_000_001_123_456_789
 _TIME_STEPS: Final = (1, 100, 1000, 10**6, 10**9)
-"""Differences in time, in nanoseconds, that file systems may be able to keep, smallest first."""
+"""Time resolutions of file systems, in nanoseconds, smallest first."""
 
 _COARSEST_STEP: Final = 2 * 10**9
 
 
 class DirectoryPlace:
-    """See ``places.Root`` and ``places.Target``."""
+    """A directory that a job lists, writes to or removes from. See ``places.Root`` and ``places.Target``."""
 
     has_times = True
 
     def __init__(self, root: str, *, make: bool = False) -> None:
-        """Use ``root``, an absolute path; ``make``: it is made if it is not there.
+        """Use the absolute path ``root``. With ``make``, create the directory if it does not exist.
 
         Raises:
-            JobError: It cannot be made.
+            JobError: The directory cannot be created.
         """
         self.url = root
         self.one_file_system: bool | None = None
@@ -75,10 +79,10 @@ class DirectoryPlace:
 
     @property
     def rooted(self) -> RootedDir:
-        """The directory, open from now on.
+        """The directory, opened at the first use.
 
         Raises:
-            JobError: It cannot be opened.
+            JobError: The directory cannot be opened.
         """
         if self._rooted is None:
             try:
@@ -89,10 +93,10 @@ class DirectoryPlace:
         return self._rooted
 
     def list_in_order(self, rules: Rules) -> Iterator[Entry]:
-        """See ``Root.list_in_order``. Links are followed, but into the places of ``excluded_directories``.
+        """See ``Root.list_in_order``. Links are followed, except into ``excluded_directories``.
 
-        What leads nowhere is put by in ``broken_links``, and what cannot be looked at in ``problems``: what is there is not
-        known to be gone. With ``one_file_system`` what is mounted below the root, or on the way of a link, is not entered.
+        Broken links are added to ``broken_links`` and unreadable paths to ``problems``, because such files may still exist. With
+        ``one_file_system``, mounts below the root or on the way of a link are not entered.
         """
 
         def on_broken(path: str) -> None:
@@ -119,8 +123,8 @@ class DirectoryPlace:
         return _filter_entries(tree, rules, self.mounts)
 
     def list_target(self, rules: Rules) -> Iterator[Entry]:
-        """See ``Target.list_target``. What is mounted there is looked at, too, and put by in ``problems`` what cannot be."""
-        if not os.path.isdir(self.url):  # a dry run makes nothing
+        """See ``Target.list_target``. Mounts are entered, too. Unreadable paths are added to ``problems``."""
+        if not os.path.isdir(self.url):  # a dry run has created no directory
             return iter(())
 
         def on_mount(path: str, number: int | None) -> bool:
@@ -143,7 +147,7 @@ class DirectoryPlace:
 
     @staticmethod
     def _may_include(rules: Rules, path: str) -> bool:
-        """Return whether a path of unknown kind is not left out."""
+        """Return whether the rules may include a path, which is a file or a directory."""
         return not path or rules.takes(path) or rules.takes_below(path)
 
     def _record_problems(self, rules: Rules) -> Callable[[Problem], None]:
@@ -157,22 +161,22 @@ class DirectoryPlace:
         return note
 
     def was_removed(self, path: str) -> bool:
-        """Return whether a file that was listed was removed since: what it lay in is there, and has it no more."""
+        """Return whether a listed file was removed: its directory is readable and no longer contains it."""
         for above in parents_of(path):
             try:
                 return path[len(above) :].strip("/") not in os.listdir(f"{self.url}/{above}")
             except FileNotFoundError:
-                path = above  # removed with all that was in it, perhaps
+                path = above  # perhaps removed together with its directory
             except OSError:
                 return False
         return False
 
     def is_unknown(self, path: str) -> bool:
-        """Return whether it is unknown if something of this path is there: it, or a directory above it, has problems."""
+        """Return whether a path may exist unseen, because the path or a directory above it was unreadable."""
         return not self._hidden.isdisjoint((path, *parents_of(path)))
 
     def list_directories(self, rules: Rules) -> list[str]:
-        """Return the directories that are not excluded, those above before those below; links are not followed."""
+        """Return the directories that are not excluded, parents first. Links are not followed."""
         found: list[str] = []
         events = WalkEvents(
             directory=found.append, mount=lambda path, _: not path or self.one_file_system is False
@@ -188,7 +192,7 @@ class DirectoryPlace:
         return PosixSource(self.url)
 
     def describe_left_out(self, entries: Iterable[Entry]) -> str:
-        """See ``Root.describe_left_out``: what cannot be looked at is in ``problems`` and ``broken_links``."""
+        """See ``Root.describe_left_out``. Empty, because ``problems`` and ``broken_links`` contain these paths."""
         return ""
 
     def why_unwritable(self, path: str) -> str | None:
@@ -213,7 +217,7 @@ class DirectoryPlace:
         return sink
 
     def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
-        """See ``Root.remove_unchanged``. What lies behind a link stays: it is not below the root."""
+        """See ``Root.remove_unchanged``. Files that are reached through a link stay, because they are not below the root."""
         for one in entries:
             yield one, self.rooted.remove_unchanged(one)
 
@@ -223,10 +227,13 @@ class DirectoryPlace:
             self._rooted.close()
 
     def status(self, path: str) -> os.stat_result | None:
-        """Return what a path leads to; None when nothing is there.
+        """Stat a path, following links.
+
+        Returns:
+            None if the path does not exist.
 
         Raises:
-            OSError: It cannot be looked at.
+            OSError: The path cannot be read.
         """
         try:
             return os.stat(f"{self.url}/{path}")
@@ -234,12 +241,12 @@ class DirectoryPlace:
             return None
 
     def why_not_kept(self, one: Entry, original: os.stat_result | None, *, folds_case: bool) -> str:
-        """Return why this place would have no copy of an object once its original is removed; empty when it would.
+        """Return why no copy would remain here after its original is removed; empty if one would.
 
         Args:
-            one: As the source listed it.
-            original: What it is now, if it is a file.
-            folds_case: Its copy may be there under another spelling.
+            one: The object as the source listed it.
+            original: Current status of the original, if it is a file.
+            folds_case: True if the copy may exist in different upper and lower case.
         """
         try:
             found = self.rooted.status(one.path)
@@ -266,30 +273,31 @@ def _filter_entries(tree: Iterable[Entry], rules: Rules, mounts: MountTracker | 
 
 
 class DirectorySink:
-    """Makes files in a directory of its own, reads them back, and renames them: each is whole under its name, or not there.
+    """Creates files in a work directory, verifies them, and renames them to their paths.
 
-    What a killed one left where files are made is removed by the next. See ``places.TargetSink``.
+    A reader sees the whole file or none. Files that a killed process left in the work directory are removed by the next sink. See
+    ``places.TargetSink``.
 
-    **Threads**: ``write`` and ``link`` from many at once, for different paths.
+    **Threads**: ``write`` and ``link`` may be called by many threads, for different paths.
 
     Args:
-        root: Where files go.
-        work: The directory that files are made in, by the directory that it lies in and its name; by default it is below the
-            root. Both are on one file system.
-        mode: Of new files, less the umask.
-        modes_of: Files keep the mode and the owner that they have there.
-        durable_up_to: Each file is on its disk when it has its name, and the directories up to this one are put there by
-            ``make_durable``; None: the machine writes them when it likes.
+        root: Directory for the files.
+        work: Directory above the work directory, and the name of the work directory; by default a directory in the root. Both must be
+            on one file system.
+        mode: Mode of new files, before the umask.
+        modes_of: Source whose files' mode and owner are copied.
+        durable_up_to: If given, each file is synced before it gets its name, and ``make_durable`` syncs the directories up to this
+            one.
 
     Attributes:
-        step_ns: The smallest difference in time, in nanoseconds, that files there keep.
-        folds_case: Whether ``A`` and ``a`` are one name there.
+        step_ns: Resolution of file times, in nanoseconds.
+        folds_case: True if ``A`` and ``a`` are the same name.
         num_same: See ``TargetSink``.
         bytes_same: See ``TargetSink``.
 
     Raises:
-        JobConflictError: Another one writes there.
-        OSError: Nothing can be written there.
+        JobConflictError: Another process writes there.
+        OSError: The directory is not writable.
     """
 
     num_same: int
@@ -340,7 +348,7 @@ class DirectorySink:
             else:
                 self._create(entry, body)
         except OSError as err:
-            if isinstance(err, PrefeedError):  # some of the origin's are OSErrors too
+            if isinstance(err, PrefeedError):  # some errors of origins are also OSErrors
                 raise
             raise_translated(err, self._root.locate(path))
         if self._durable_up_to is not None:
@@ -348,7 +356,7 @@ class DirectorySink:
                 self._changed_directories.update(parents_of(path))
 
     def link(self, path: str, target: str) -> None:
-        """Put a symbolic link there, in place of a file or link that is there."""
+        """Create a symbolic link, replacing a file or link of this path."""
         temporary = self._new_name()
         try:
             os.symlink(target, temporary, dir_fd=self._work.descriptor)
@@ -369,7 +377,7 @@ class DirectorySink:
             raise_translated(err, self._root.locate(path))
 
     def make_durable(self) -> None:
-        """See ``TargetSink.make_durable``: directories, from the lowest up to the one in which the first was made."""
+        """See ``TargetSink.make_durable``. Directories are synced from the lowest to the first that existed before."""
         assert self._durable_up_to is not None, "files were not written so"
         where = self._root.root
         try:
@@ -381,7 +389,7 @@ class DirectorySink:
                 try:
                     descriptor = os.open(where, _DIRECTORY)
                 except PermissionError:
-                    os.sync()  # this user may not open it, and so cannot sync it alone
+                    os.sync()  # this user may not open the directory and therefore cannot sync it alone
                     break
                 try:
                     _sync_directory(descriptor)
@@ -397,7 +405,7 @@ class DirectorySink:
         _empty(self._work.descriptor)
         with contextlib.suppress(OSError):
             os.rmdir(self._work_name, dir_fd=self._holder.descriptor)
-        self._work.close()  # and with it the lock
+        self._work.close()  # also releases the lock
 
     def _create(self, entry: Entry, body: Body) -> None:
         temporary = self._new_name()
@@ -409,7 +417,7 @@ class DirectorySink:
             raise
 
     def _new_name(self) -> str:
-        # The lock may not reach another node, which empties the directory: names of two processes are never the same.
+        # The lock may not reach another node, which then empties the directory. The mark keeps names of two processes apart.
         return f"{self._mark}-{next(self._names)}"
 
     def _publish(self, temporary: str, path: str) -> None:
@@ -434,7 +442,10 @@ class DirectorySink:
                     raise CopyError(f"{where}: the bytes read back are not the bytes written", path=where)
                 written += len(view)
             if written != body.size_bytes:
-                raise TruncatedBodyError(f"{where}: {written} bytes came, {body.size_bytes} were announced", path=where)
+                raise TruncatedBodyError(
+                    f"{where}: received {written} of {body.size_bytes} bytes; the object changed or its connection broke",
+                    path=where,
+                )
             if self._modes_of is not None:
                 _copy_owner_and_mode(file, self._modes_of.locate(entry.path))
             stamp = stamp_of(entry, body.version)
@@ -462,7 +473,7 @@ class DirectorySink:
                     return False
                 offset += len(view)
             if self._durable_up_to is not None:
-                os.fsync(file)  # an earlier sync may have made it, and the machine has not written it yet
+                os.fsync(file)  # an earlier sync may have written it without syncing
             return offset == body.size_bytes
         finally:
             os.close(file)
@@ -479,12 +490,10 @@ def _write_all(file: int, view: memoryview) -> None:
 
 
 def _reads_back(file: int, offset: int, view: memoryview) -> bool:
-    """Return whether the file has these bytes there."""
+    """Return whether the file contains these bytes at the offset."""
     while len(view):
         found = os.pread(file, min(len(view), 1 << 20), offset)
-        if not found or found != bytes(
-            view[: len(found)]
-        ):  # views are compared one byte after the other, 20 times slower
+        if not found or found != bytes(view[: len(found)]):  # comparing views is 20 times slower
             return False
         offset += len(found)
         view = view[len(found) :]
@@ -495,7 +504,7 @@ def _copy_owner_and_mode(file: int, original: str) -> None:
     status = os.stat(original)
     if os.geteuid() == 0:
         os.chown(file, status.st_uid, status.st_gid)
-    os.chmod(file, status.st_mode & _MODE_BITS)  # after chown, which takes set-id bits away
+    os.chmod(file, status.st_mode & _MODE_BITS)  # after chown, which clears set-id bits
 
 
 def _reserve(file: int, size_bytes: int) -> None:
@@ -504,11 +513,11 @@ def _reserve(file: int, size_bytes: int) -> None:
     except OSError as err:
         if err.errno in NO_ROOM:
             raise
-        # Some file systems cannot: there it is found out when it is written.
+        # Some file systems do not support allocation. There a full disk is detected by the write.
 
 
 def _sync_directory(descriptor: int) -> None:
-    """What the directory has is on its disk, also where the file system syncs no single directory."""
+    """Sync a directory, or everything if the file system cannot sync a single directory."""
     try:
         os.fsync(descriptor)
     except OSError as err:
@@ -518,7 +527,7 @@ def _sync_directory(descriptor: int) -> None:
 
 
 def _nearest_existing_ancestor(root: str) -> str:
-    """Return the nearest directory that is there, of those that a directory is to lie in."""
+    """Return the nearest directory above ``root`` that exists."""
     above = os.path.dirname(root)
     while above != "/" and not os.path.isdir(above):
         above = os.path.dirname(above)
@@ -526,14 +535,14 @@ def _nearest_existing_ancestor(root: str) -> str:
 
 
 def _ancestors_up_to(root: str, last: str) -> Iterator[str]:
-    """Yield the directories that a directory lies in, up to one of them."""
+    """Yield the directories above ``root``, up to ``last``."""
     while root not in (last, "/"):
         root = os.path.dirname(root)
         yield root
 
 
 def _lock_work_directory(holder: RootedDir, name: str) -> int:
-    """Return the open directory for files being made, empty, this process's alone until it is closed."""
+    """Create and lock an empty work directory. Return its descriptor, which holds the lock."""
 
     def opened() -> int:
         while True:
@@ -542,7 +551,7 @@ def _lock_work_directory(holder: RootedDir, name: str) -> int:
             try:
                 return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=holder.descriptor)
             except FileNotFoundError:
-                continue  # another one removes it at this moment
+                continue  # another process removed it in between
             except OSError as err:
                 raise OSError(err.errno, f"{name} in it cannot be used: {err.strerror}; remove it") from err
 
@@ -560,21 +569,21 @@ def _lock_work_directory(holder: RootedDir, name: str) -> int:
 
 
 def _empty(work: int) -> None:
-    # Directories are not made here by us; a stranger's are removed too, but not what is mounted there.
+    # We create no directories here. Those of others are removed, too, except mounts.
     for _ in emptied(work, WORK_NAME, within=Boundary.of(work), failed=lambda _where, _err: None):
         pass
 
 
 def _probe(work: int) -> tuple[int, bool]:
-    """Return the smallest difference in time, in nanoseconds, that files there keep; and whether ``A`` and ``a`` are one name."""
+    """Return the resolution of file times in nanoseconds, and whether ``A`` and ``a`` are the same name."""
     name = "probe"
     os.close(os.open(name, _FLAGS, 0o600, dir_fd=work))
     os.utime(name, ns=(_PROBED_TIME, _PROBED_TIME), dir_fd=work)
     seen = os.stat(name, dir_fd=work).st_mtime_ns
-    folds_case = _is_there(work, name.upper())
+    folds_case = _exists(work, name.upper())
     os.unlink(name, dir_fd=work)
     return next((step for step in _TIME_STEPS if _PROBED_TIME // step * step == seen), _COARSEST_STEP), folds_case
 
 
-def _is_there(directory: int, name: str) -> bool:
+def _exists(directory: int, name: str) -> bool:
     return os.access(name, os.F_OK, dir_fd=directory)

@@ -1,9 +1,7 @@
-"""Copying objects from a source into a sink: many at once, as many as the origin's latency asks for.
+"""Copies objects from a source into a sink, many at once.
 
-::
-
-    entries ──→ thread: body = what the origin has ──chunks──→ sink.write(entry, body) ──→ counted
-                   │ failed, may pass: again, later            │ full: nothing more is begun
+Threads take entries from ``flow.CopyScheduler``, which adapts their number to the latency of the origin, and pass each object in chunks to the
+sink. Temporary errors are retried. When the sink is full, no further object is started. Start with ``copy_objects``.
 """
 
 from __future__ import annotations
@@ -37,37 +35,37 @@ _STACK_BYTES: Final = 512 * 1024
 _PROGRESS_SECONDS: Final = 0.1
 _ABANDON_SECONDS: Final = 1.0
 _MAX_TRIES_CHANGING: Final = 4
-"""Tries for an object that changes, or breaks off, whenever it is read."""
+"""Maximum tries for an object that changes or is truncated during each read."""
 
 _MAX_SILENT: Final = 64
-"""Objects that the origin did not answer for, one after another, before the rest is not tried any more."""
+"""Consecutive objects without a response of the origin, after which the copy ends."""
 
 
 class Body(Protocol):
-    """One object on its way: its version, its size in bytes, and its bytes."""
+    """One object that is being copied: its version, size in bytes, and bytes."""
 
     version: str
     size_bytes: int
 
     def chunks(self) -> Iterator[Buffer]:
-        """Yield the bytes in order, from the begin at each call; each piece is valid until the next is asked for.
+        """Yield the bytes in order, from the beginning at each call. A chunk is valid until the next one is requested.
 
         Raises:
-            TruncatedBodyError: The object was changed meanwhile: what was yielded is of no use.
+            TruncatedBodyError: The object changed. Discard the previous chunks.
         """
         ...
 
 
 class Sink(Protocol):
-    """Where objects go. **Threads**: ``write`` is called from many at once, for different paths."""
+    """Destination of a copy. **Threads**: ``write`` is called from many at once, for different paths."""
 
     def write(self, entry: Entry, body: Body) -> None:
-        """Put the object there under its path, whole or not at all.
+        """Store the whole object under its path, or nothing.
 
         Raises:
-            TargetFullError: There is no room for it; nothing more will be written.
-            BadTargetNameError: No object of this name can be there; others can.
-            CopyError: Nothing can be written.
+            TargetFullError: The destination is full. No further object is started.
+            BadTargetNameError: No object of this name can be stored; the copy goes on with others.
+            CopyError: Writing fails for all objects.
         """
         ...
 
@@ -84,7 +82,7 @@ class CopyProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyFailure:
-    """One object that could not be copied: its path, a stable code, and a sentence."""
+    """An object that could not be copied: its path, a stable error code, and the message."""
 
     path: str
     code: str
@@ -93,14 +91,14 @@ class CopyFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySummary:
-    """How a copy ended.
+    """Result of a copy.
 
     Attributes:
-        num_copied: Objects that are in the sink now.
-        bytes_copied: Their size.
-        failures: Objects that are not, and why.
-        full: Why nothing more could be written; None when everything was tried.
-        seconds: Time it took.
+        num_copied: Copied objects.
+        bytes_copied: Their size in bytes.
+        failures: Objects that were not copied, with reasons.
+        full: Error message of a full destination; None if all objects were tried.
+        seconds: Duration.
     """
 
     num_copied: int
@@ -118,22 +116,22 @@ def copy_objects(
     limits: CopyLimits | None = None,
     progress: Callable[[CopyProgress], None] | None = None,
 ) -> CopySummary:
-    """Copy objects in about the given order; those that fail are reported, the rest is done.
+    """Copy objects in approximately the given order. Report those that fail and continue with the rest.
 
-    **Blocking**: until all is tried or the sink is full. **Threads**: starts its own and ends them; ``entries`` is
-    consumed under a lock, ``progress`` is called in the caller's thread, ten times a second. On Ctrl-C, and whatever
-    else is raised there, nothing more is begun, and what is under way may be abandoned.
+    **Blocking**: until all objects are tried or the sink is full. **Threads**: starts and ends its own. They consume ``entries`` under a
+    lock. ``progress`` is called in the caller's thread, ten times a second. If that thread is interrupted, for example by Ctrl-C, no further
+    object is started, and objects in progress may be abandoned.
 
     Args:
-        source: Where the objects are.
-        entries: What to copy; each path once.
-        sink: Where they go.
-        limits: What may be in flight.
-        progress: Told how far it is.
+        source: Origin of the objects.
+        entries: Objects to copy; each path once.
+        sink: Destination.
+        limits: Limits on concurrency, memory and retries.
+        progress: Function that receives the progress.
 
     Raises:
-        SourceError: The origin does not answer any more.
-        CopyError: The sink cannot be written.
+        SourceError: The origin no longer responds.
+        CopyError: The sink is not writable.
     """
     run = _CopyRun(source, entries, sink, limits or CopyLimits())
     run.wait(progress or (lambda _: None))
@@ -141,13 +139,13 @@ def copy_objects(
 
 
 class _CopyRun:
-    """One copy: its threads and what came of it. The counts are under ``_changed``."""
+    """Threads and counts of one copy. ``_changed`` guards the counts."""
 
     def __init__(self, source: Source, entries: Iterable[Entry], sink: Sink, limits: CopyLimits) -> None:
         self._source, self._sink = source, sink
         self._scheduler = CopyScheduler(entries, limits)
         self._policy = RetryPolicy(deadline_seconds=limits.retry_deadline_seconds)
-        self._random = random.Random()  # not the global generator: the user's seed stays theirs
+        self._random = random.Random()  # not the global generator, whose seed belongs to the user
         self._started = time.monotonic()
         self._stopped = threading.Event()
         self._changed = threading.Condition()
@@ -163,7 +161,7 @@ class _CopyRun:
     # ---------------------------------------------------------------- the caller's thread
 
     def wait(self, progress: Callable[[CopyProgress], None]) -> None:
-        """Return when all threads have ended."""
+        """Wait until all threads have ended. Raise the error that stopped them."""
         try:
             self._start_threads()
             while not self._wait_until_idle(_PROGRESS_SECONDS):
@@ -209,13 +207,13 @@ class _CopyRun:
     # ---------------------------------------------------------------- the threads
 
     def _start_threads(self) -> None:
-        """As many as there is work for."""
+        """Start threads up to the number that the scheduler has work for."""
         with self._changed:
             previous = threading.stack_size(_STACK_BYTES)
             try:
                 while len(self._threads) < self._scheduler.num_threads:
                     number = len(self._threads)
-                    # Daemons: one that waits for the origin must not keep a program from ending on Ctrl-C.
+                    # Daemon threads do not delay Ctrl-C while they wait for the origin.
                     thread = threading.Thread(
                         target=self._work, args=(number,), name=f"prefeed-copy-{number}", daemon=True
                     )
@@ -240,7 +238,7 @@ class _CopyRun:
                 self._changed.notify_all()
 
     def _copy(self, entry: Entry) -> None:
-        """Copy one object, trying again while that may help, and count how it ended."""
+        """Copy one object with retries, and count the outcome."""
         try:
             size_bytes, seconds = self._copy_with_retries(entry)
         except TargetFullError as err:
@@ -261,7 +259,7 @@ class _CopyRun:
                 self._start_threads()
 
     def _copy_with_retries(self, entry: Entry) -> tuple[int, float]:
-        """Return size in bytes and time in seconds of the try that succeeded."""
+        """Copy an object, retrying after temporary errors. Return its size in bytes and the duration of the last try in seconds."""
         started, attempts = time.monotonic(), 0
         while True:
             attempts += 1
@@ -277,7 +275,7 @@ class _CopyRun:
                     raise
 
     def _wait_to_retry(self, err: SourceError, *, attempts: int, started: float) -> bool:
-        """Return whether there is to be another try, after the pause before it."""
+        """Wait before the next try. Return False if there should be none."""
         delay = self._policy.next_delay(
             attempts=attempts, elapsed_seconds=time.monotonic() - started, jitter=self._random.random()
         )
@@ -288,7 +286,7 @@ class _CopyRun:
         is_silent = isinstance(err, TransientSourceError) and not isinstance(err, TruncatedBodyError)
         with self._changed:
             if self._stopped.is_set() and err.retryable:
-                return  # it was not tried to the end
+                return  # stopped before its retries ended
             self._failures.append(CopyFailure(path=entry.path, code=err.code, message=str(err)))
             self._num_silent = self._num_silent + 1 if is_silent else 0
             is_gone = self._num_silent >= _MAX_SILENT
@@ -296,18 +294,18 @@ class _CopyRun:
             self._stop(err)
 
     def _stop(self, err: BaseException | None = None) -> None:
-        """Begin nothing more; an error is the caller's."""
+        """Start no further object. ``wait`` raises the error."""
         with self._changed:
             self._fatal = self._fatal or err
         self._stopped.set()
         self._scheduler.stop()
 
 
-# ---------------------------------------------------------------- what an origin has of one object
+# ---------------------------------------------------------------- bodies
 
 
 class WholeBody:
-    """An object in memory."""
+    """An object that was read into memory."""
 
     def __init__(self, data: Buffer, version: str) -> None:
         self._data = data
@@ -315,12 +313,12 @@ class WholeBody:
         self.size_bytes: int = memoryview(data).nbytes
 
     def chunks(self) -> Iterator[Buffer]:
-        """Yield all of it."""
+        """Yield the whole object as one chunk."""
         yield self._data
 
 
 class PiecewiseBody:
-    """An object whose pieces are asked for one after another, all of one version."""
+    """An object that is read in pieces, all of the same version."""
 
     def __init__(self, source: RangeSource, entry: Entry, version: str) -> None:
         self._source = source
@@ -332,7 +330,7 @@ class PiecewiseBody:
         """Yield the pieces in order; see ``Body.chunks``."""
         for start in range(0, self.size_bytes, PIECE_BYTES):
             yield self._fetch_piece(start, min(PIECE_BYTES, self.size_bytes - start))
-        self._fetch_piece(0, 1)  # a file may have changed while its last piece was read
+        self._fetch_piece(0, 1)  # detects a change of the file during the last piece
 
     def _fetch_piece(self, start: int, size_bytes: int) -> Buffer:
         piece = self._source.fetch_range(self._path, start, size_bytes)
@@ -345,11 +343,11 @@ class PiecewiseBody:
 
 
 def open_body(source: Source, entry: Entry) -> Body:
-    """Return the object as it is at the origin now.
+    """Open the current object at the origin.
 
     Raises:
-        WrongAnswerError: It has another size than was listed, though not another version.
-        SourceError: The origin's own.
+        WrongAnswerError: The object has the listed version but another size.
+        SourceError: The origin's error.
     """
     if entry.size_bytes > PIECE_BYTES and entry.version and hasattr(source, "fetch_range"):
         ranged = cast(RangeSource, source)
@@ -360,7 +358,7 @@ def open_body(source: Source, entry: Entry) -> Body:
 
 
 def _listed_version(source: RangeSource, entry: Entry) -> str:
-    """Return the version of an object that is as it was listed; empty for others, and where a server cannot send a part."""
+    """Return the version of an object that is unchanged since its listing; empty if it changed or has no range reads."""
     try:
         version = source.fetch_range(entry.path, 0, 1).version
     except SourceError as err:
@@ -374,7 +372,7 @@ def _listed_version(source: RangeSource, entry: Entry) -> str:
 
 def _fetch_whole(source: Source, entry: Entry) -> WholeBody:
     fetched = source.fetch(entry.path)
-    # A file's time goes with its bytes. A store's version stays as it was listed: some spell it differently there.
+    # Take a file's time from the read. Keep a store's version from the listing, because reads may format it differently.
     is_of_file = changed_ns_of(fetched.version) is not None
     version = fetched.version if is_of_file else entry.version or fetched.version
     require_listed(

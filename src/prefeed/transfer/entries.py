@@ -1,12 +1,11 @@
-"""What a listing says of each object, which file is a copy of it, and which paths can be files. Pure.
+"""Compares listed objects with their copies, and checks paths. Pure.
 
-Key order is the order of the paths' bytes, as object stores list. Two listings in it are compared as they come: nothing
-of them has to be in memory.
+Key order is the order of the paths' bytes, in which object stores list. Two listings in key order are merged as streams, so that neither is
+in memory as a whole.
 
-A copy in a directory remembers what it is a copy of in the time of its last change, its **stamp**. A file keeps the time that
-it has at the origin. An object of a store has its time to the second, and behind that a hash of its etag. So nothing has to be
-recorded beside the copies, which would have to be right after a kill at any instant: a file that is there is whole, and says
-what it is, whichever program made it.
+A file records its original in its modification time, the **stamp**. A copy of a file has the time of the original. A copy of a store's object
+has the object's time in seconds, and a hash of its etag as nanoseconds. No further record is needed that a killed process could leave
+wrong, and copies by other programs that keep times are recognized, too.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ _MD5: Final = re.compile(r"[0-9a-f]{32}")
 _TIME_AND_SIZE: Final = re.compile(r"(\d{1,19})-\d+")
 _SECOND: Final = 10**9
 _MIN_NANOSECONDS: Final = 10**12
-"""Smaller numbers are seconds: stores without etags tell those."""
+"""Smaller numbers are seconds, as used by stores without etags."""
 
 _MAX_NANOSECONDS: Final = 1 << 62
 _MAX_SECONDS: Final = 10**9
-"""Hashes become whole seconds below this, which every file system can hold, and none is in the future."""
+"""Upper bound of seconds derived from a hash: every file system can store such a time, and none is in the future."""
 
 _MAX_NAME_BYTES: Final = 255
 
 
 class Entry(NamedTuple):
-    """One object of a listing.
+    """An object of a listing.
 
     Attributes:
         path: Relative to the root.
-        size_bytes: -1 when the listing does not say.
-        mtime_ns: When it was changed; None when the listing does not say.
-        etag: What a store calls this version; empty for files.
-        is_file: False for links and the like, which are listed at a destination alone.
+        size_bytes: Size in bytes; -1 if the listing does not include it.
+        mtime_ns: Time of the last change in nanoseconds; None if unknown.
+        etag: Version of an object in a store; empty for files.
+        is_file: False for links and special files, which only listings of a destination include.
     """
 
     path: str
@@ -53,7 +52,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, info: ObjectInfo) -> Entry:
-        """Return what a source lists."""
+        """Convert an object that a source listed."""
         changed_ns = changed_ns_of(info.version)
         if changed_ns is not None:
             return cls(info.path, info.size_bytes, changed_ns)
@@ -61,19 +60,19 @@ class Entry(NamedTuple):
 
     @property
     def version(self) -> str:
-        """Changes whenever the bytes do; empty when nothing is known."""
+        """Version that changes with the bytes; empty if unknown."""
         return self.etag or (f"{self.mtime_ns}-{self.size_bytes}" if self.mtime_ns is not None else "")
 
 
 def key_of(path: str) -> bytes:
-    """Return what listings are in the order of."""
+    """Return the sort key of a path in listings."""
     return path.encode("utf-8", "surrogateescape")
 
 
 def merge_listings(
     source: Iterable[Entry], target: Iterable[Entry]
 ) -> Iterator[tuple[Entry | None, Entry | None]]:  # fmt: skip
-    """Yield what each of two places has under a path, in key order; both are in it, each path once."""
+    """Merge two listings in key order. Yield the entries of each path; None if a listing lacks it."""
     ours, theirs = iter(source), iter(target)
     our, their = next(ours, None), next(theirs, None)
     while our is not None or their is not None:
@@ -88,15 +87,15 @@ def merge_listings(
             our, their = next(ours, None), next(theirs, None)
 
 
-# ---------------------------------------------------------------- what is a copy of what
+# ---------------------------------------------------------------- copies and originals
 
 
 def stamp_of(entry: Entry, read_version: str = "") -> int | None:
-    """Return the time in nanoseconds that a file has which is a copy of this; None when nothing is known of it.
+    """Return the modification time in nanoseconds for a copy of this object; None if unknown.
 
     Args:
-        entry: As it was listed.
-        read_version: Of what was read; a file may have changed since it was listed.
+        entry: The object as listed.
+        read_version: Version of the bytes that were read, because a file may have changed since the listing.
     """
     changed_ns = changed_ns_of(read_version) if read_version else None
     if changed_ns is not None or not entry.etag:
@@ -116,14 +115,14 @@ def _stamp_of_version(version: str) -> int:
 
 
 def is_copy(source: Entry, found: Entry, *, step_ns: int) -> bool:
-    """Return whether a file of a directory is a copy of what the source has.
+    """Return whether a file in a directory is a copy of the source's object.
 
-    Where the source tells no size, its version has to tell; where it tells neither, nothing is known to be a copy.
+    If the source reports no size, its version decides. Without either, the result is False.
 
     Args:
-        source: What is to be there.
-        found: What is there.
-        step_ns: The smallest difference in time that the file system keeps.
+        source: The original.
+        found: The existing file.
+        step_ns: Resolution of the file system's times, in nanoseconds.
     """
     if not found.is_file or source.size_bytes not in (-1, found.size_bytes):
         return False
@@ -134,7 +133,7 @@ def is_copy(source: Entry, found: Entry, *, step_ns: int) -> bool:
 
 
 def is_same_in_store(source: Entry, found: Entry) -> bool:
-    """Return whether an object of a store is a copy: by digests where both places tell them, else it is not older."""
+    """Return whether an object in a store is a copy: equal digests, or without digests the same size and not older."""
     if source.size_bytes != found.size_bytes:
         return False
     ours, theirs = md5_of(source.etag), md5_of(found.etag)
@@ -144,23 +143,23 @@ def is_same_in_store(source: Entry, found: Entry) -> bool:
 
 
 def is_newer(source: Entry, found: Entry) -> bool:
-    """Return whether the source was changed later, by whole seconds: stores tell no more."""
+    """Return whether the source was changed later, in whole seconds, which is the resolution of stores."""
     return (source.mtime_ns or 0) // _SECOND > (found.mtime_ns or 0) // _SECOND
 
 
 def md5_of(etag: str) -> str:
-    """Return the digest that an etag is, in hex; empty for etags that look like something else."""
+    """Return the MD5 digest in an etag, in hex; empty if the etag has another format."""
     bare = etag.strip('"').lower()
     return bare if _MD5.fullmatch(bare) else ""
 
 
-# ---------------------------------------------------------------- which paths can be files
+# ---------------------------------------------------------------- valid paths
 
 
 def why_unsafe(path: str) -> str | None:
-    """Return why no file of a copy may have this path; None when it may.
+    """Return why a path is not allowed for a file; None if it is allowed.
 
-    A store's key is any text: one with ``..`` in it would leave the directory.
+    A store's key is any text, and one with ``..`` would lead out of the directory.
     """
     if not path or path.startswith("/"):
         return "is empty or absolute"
@@ -175,14 +174,14 @@ def why_unsafe(path: str) -> str | None:
 
 
 def parents_of(path: str) -> Iterator[str]:
-    """Yield the directories that a path lies in, the nearest first, the root, ``""``, last."""
+    """Yield the directories above a path, the nearest first and the root, ``""``, last."""
     while path:
         path = path.rpartition("/")[0]
         yield path
 
 
 def directories_of(paths: Iterable[str]) -> set[str]:
-    """Return every directory that these files lie in, without the root."""
+    """Return all directories above these files, without the root."""
     found: set[str] = {""}
     for path in paths:
         for parent in parents_of(path):
@@ -193,18 +192,18 @@ def directories_of(paths: Iterable[str]) -> set[str]:
 
 
 def split_storable(entries: Sequence[Entry], *, folds_case: bool) -> tuple[list[Entry], dict[str, str]]:
-    """Return the objects that can lie side by side in a directory, by path, and for the other paths why they cannot.
+    """Return the objects that can be stored together in a directory, by path, and the reasons for the others.
 
     Args:
-        entries: A listing; of a path that it has twice the last one counts.
-        folds_case: Whether the directory's file system takes ``A`` and ``a`` for the same name.
+        entries: A listing; of equal paths the last entry counts.
+        folds_case: True if the file system treats ``A`` and ``a`` as the same name.
     """
     refused = {entry.path: reason for entry in entries if (reason := why_unsafe(entry.path))}
     safe = {entry.path: entry for entry in entries if entry.path not in refused}
     directories = directories_of(safe)
     seen: set[str] = {directory.casefold() for directory in directories} if folds_case else set()
     kept = []
-    for path in sorted(safe):  # sources list in any order; what fits is to be the same on every node
+    for path in sorted(safe):  # sorted, so that all nodes keep the same objects
         if path in directories:
             refused[path] = "is a file and a directory at the origin"
         elif folds_case and path.casefold() in seen:

@@ -1,6 +1,7 @@
-"""Which object is begun when, by which thread: as many at a time as the origin answers well, and memory has room for.
+"""Limits the concurrency, memory and bandwidth of a copy.
 
-And a limit of bytes per second, which threads share.
+``CopyScheduler`` hands out objects to as many threads as the origin serves without delay and as memory allows. ``PacedSource`` delays
+reads so that all threads together stay below a number of bytes per second.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from prefeed.transfer.entries import Entry
 from prefeed.types import FetchedObject, ObjectInfo
 
 PIECE_BYTES: Final = 16 * 1024**2
-"""Larger objects are not held in memory as a whole, where the source can read a part of one."""
+"""Larger objects are read in pieces of this size, if the source supports range reads."""
 
 MBIT_BYTES: Final = 1_000_000 // 8
 
 _TELLING_BYTES: Final = 1024**2
-"""The time that larger objects take says more about their size than about the origin."""
+"""Larger objects are not used to measure latency, because their duration depends on their size."""
 
 _UNKNOWN_BYTES: Final = 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLimits:
-    """What a copy may take.
+    """Limits of a copy.
 
     Attributes:
-        max_in_flight: Most objects under way at a time.
-        max_bytes_in_flight: Most bytes of them in memory; one object, or piece of one, is always allowed.
-        retry_deadline_seconds: Time after which an object that cannot be had is given up.
+        max_in_flight: Maximum number of objects in progress.
+        max_bytes_in_flight: Maximum size of their data in memory, in bytes; one object, or piece of one, is always allowed.
+        retry_deadline_seconds: Time after which a failing object is given up.
     """
 
     max_in_flight: int = 256
@@ -44,10 +45,10 @@ class CopyLimits:
 
 
 class CopyScheduler:
-    """Hands out objects in order, to threads that are numbered from 0.
+    """Hands out objects in order to threads, which are numbered from 0.
 
-    **Threads**: any. A condition each for what is waited for, so that no thread is woken in vain.
-    **Invariants**: no more objects are out than the limit says, which is never above ``max_in_flight``.
+    **Threads**: any. Each reason to wait has its own condition, so that no thread wakes up without need.
+    **Invariants**: the number of objects in progress is within the current limit, which never exceeds ``max_in_flight``.
     """
 
     def __init__(self, entries: Iterable[Entry], limits: CopyLimits, *, clock: Clock = time.monotonic) -> None:
@@ -65,11 +66,15 @@ class CopyScheduler:
 
     @property
     def num_threads(self) -> int:
-        """How many threads there is work for now; 0 when nothing more is handed out."""
+        """Number of threads that have work now; 0 after the end."""
         return 0 if self._is_over else self._limit.limit
 
     def take(self, number: int) -> Entry | None:
-        """Return the next object once the thread of this number may begin it; None when nothing more is handed out."""
+        """Wait until the thread of this number may start an object.
+
+        Returns:
+            The next object; None after the last one or after ``stop``.
+        """
         with self._lock:
             while not self._is_over:
                 if self._head is None:
@@ -85,14 +90,14 @@ class CopyScheduler:
         return None
 
     def release(self, entry: Entry) -> None:
-        """An object is done, one way or the other."""
+        """Release the memory of an object that was copied or has failed."""
         with self._lock:
             self._num_out -= 1
             self._bytes_out -= _in_memory(entry)
             self._lighter.notify_all()
 
     def record_success(self, size_bytes: int, seconds: float) -> None:
-        """An object of this size took that long."""
+        """Record the duration of a copied object, which may raise the limit."""
         if size_bytes > _TELLING_BYTES:
             return
         with self._lock:
@@ -102,12 +107,12 @@ class CopyScheduler:
                 self._grown.notify_all()
 
     def record_throttle(self) -> None:
-        """The origin asked for fewer requests."""
+        """Record that the origin requested fewer requests, which lowers the limit."""
         with self._lock:
             self._limit.on_throttle(self._clock())
 
     def stop(self) -> None:
-        """Hand out nothing more."""
+        """Hand out no further object, and wake all waiting threads."""
         with self._lock:
             self._end()
 
@@ -131,13 +136,13 @@ def _in_memory(entry: Entry) -> int:
 
 
 class BandwidthLimit:
-    """Says how long to wait after bytes have come.
+    """Computes how long to wait after receiving bytes.
 
     **Threads**: any.
 
     Args:
-        bytes_per_second: The limit.
-        clock: Seconds.
+        bytes_per_second: Maximum rate.
+        clock: Current time in seconds.
     """
 
     def __init__(self, bytes_per_second: float, *, clock: Clock = time.monotonic) -> None:
@@ -147,7 +152,7 @@ class BandwidthLimit:
         self._lock = threading.Lock()
 
     def charge(self, num_bytes: int) -> float:
-        """Return the seconds after which these bytes are paid for, those before them too."""
+        """Add bytes to the account. Return the seconds until the rate allows all bytes so far."""
         with self._lock:
             now = self._clock()
             self._paid_until = max(self._paid_until, now) + num_bytes / self._rate
@@ -155,10 +160,10 @@ class BandwidthLimit:
 
 
 class PacedSource:
-    """A source that gives no more bytes per second than allowed; see ``Source``."""
+    """A source whose reads are delayed by a bandwidth limit. See ``Source``."""
 
     def __init__(self, source: RangeSource, limit: BandwidthLimit, *, wait: Callable[[float], object]) -> None:
-        """Read ``source``; ``wait`` blocks for a number of seconds."""
+        """Read from ``source``. ``wait`` blocks for a number of seconds."""
         self.url: str = source.url
         self.mark: str = source.mark
         self._source, self._limit, self._wait = source, limit, wait
@@ -168,7 +173,7 @@ class PacedSource:
         return self._source.locate(path)
 
     def list_objects(self) -> Iterator[list[ObjectInfo]]:
-        """See ``Source.list_objects``; a listing is not paid for."""
+        """See ``Source.list_objects``. Listings are not delayed."""
         return self._source.list_objects()
 
     def fetch(self, path: str) -> FetchedObject:

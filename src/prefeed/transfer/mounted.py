@@ -1,10 +1,10 @@
-"""Which mounts a sync met, now and the last time: what is not mounted any more was not deleted.
+"""Tracks the mounts that a sync meets, so that unmounted files are not treated as deleted.
 
-Three things may make files seem to be gone that are only not mounted: a mount that goes or comes while the sync runs, one that
-was there at the last sync, and one that is there and has nothing in it. What the last sync met is recorded below the home, by
-the pair of places, as soon as it is met: whatever becomes of that sync, the next one knows::
+Files can disappear without being deleted if a mount appears or disappears while the sync runs, if a mount of the last sync is now missing, or if
+a mount is empty. ``MountTracker`` observes the mounts of one side. ``MountRecord`` stores them below the home as soon as they are met, one file
+per pair of places, so that the next sync knows them even if this one is killed::
 
-    <home>/mounts/<hash of both URLs>.json      0600: path below the source -> where that was mounted; ``""`` is the source itself
+    <home>/mounts/<hash of both URLs>.json      0600: path below the source -> mount point; ``""`` is the source itself
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SOURCE, TARGET = "source", "target"
 _DIRECTORY: Final = "mounts"
 _AUTOMOUNTER: Final = "autofs"
 _SUBMOUNTED: Final = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "afs"})
-"""Types that mount by themselves what a server has below a directory, once somebody looks."""
+"""Types of file systems that mount the server's inner file systems by themselves, at the first access."""
 
 
 class MountTracker:
-    """The mounts of one side of a sync, from its begin on. **Threads**: the one that lists, then the one that deletes.
+    """Mounts of one side of a sync, since its start. **Threads**: the one that lists, then the one that deletes.
 
     Attributes:
-        points: By path below the root, where directories are mounted that are of another mount than those that they were
-            entered from: by a link, or because they are mounted there. ``""`` is the root.
-        empty: Those of ``points`` below which no file was listed; never the root.
-        is_known: Whether the kernel tells mounts apart.
+        points: Mount points of directories on another mount than their parent, by path below the root. A link to a directory on another
+            mount counts, too. ``""`` is the root.
+        empty: Paths of ``points`` below which no file was listed; never the root.
+        is_known: True if the kernel reports mount numbers.
     """
 
     def __init__(self, root: str) -> None:
@@ -55,7 +55,7 @@ class MountTracker:
         self._mounted_since: list[str] = []
 
     def record_mount(self, path: str, number: int | None) -> None:
-        """A directory is of this mount, and the one above it is of another."""
+        """Record that a directory is on another mount than its parent."""
         if number is None:
             self.is_known = False
             return
@@ -71,15 +71,15 @@ class MountTracker:
             self.empty.add(path)
 
     def record_file(self, path: str) -> None:
-        """A file is there: the mounts that it lies in are not ``empty``."""
+        """Record a listed file: its mounts are not ``empty``."""
         self.empty.difference_update(parents_of(path))
 
     def record_link(self, path: str) -> None:
-        """A link to a directory is followed: what is mounted there counts too."""
+        """Record a link to a directory, whose mounts count, too."""
         self._places.append(os.path.realpath(self._locate(path)))
 
     def changes(self) -> list[str]:
-        """Return sentences on mounts that have come, or gone, since this began."""
+        """Return sentences about mounts that appeared or disappeared since the start."""
         now = mounts_by_number()
         sentences = [f"{point} was mounted while the sync ran" for point in self._mounted_since]
         for number, mount in self._before.items():
@@ -97,7 +97,7 @@ class MountTracker:
 
 
 class MountRecord:
-    """What the syncs of two places have met on both sides, durable and private.
+    """Mounts that the syncs of two places have met on both sides. Durable and private.
 
     Args:
         source: Canonical URL.
@@ -105,8 +105,8 @@ class MountRecord:
         config: Settings.
 
     Attributes:
-        file: Where it lies.
-        before: By side, where directories were mounted, by their path below it.
+        file: Path of the record.
+        before: Mount points of the previous syncs, by side and by path below the side's root.
     """
 
     def __init__(self, source: str, target: str, config: Config) -> None:
@@ -117,16 +117,16 @@ class MountRecord:
         self._now = dict(self.before)
 
     def add(self, side: str, path: str, point: str) -> None:
-        """A directory is mounted there, if it was not before, which counts; it is durable when this returns."""
+        """Record a mount point unless the path already has one. Durable when this method returns."""
         self.replace(side, {path: point, **self._now[side]})
 
     def replace(self, side: str, points: Mapping[str, str]) -> None:
-        """These are recorded of a side, and no others; it is durable when this returns.
+        """Replace the mount points of a side. Durable when this method returns.
 
         Raises:
-            JobError: It cannot be written.
+            JobError: The record is not writable.
         """
-        # The root directory stays mounted: a place that lies in no other mount is not recorded for that.
+        # Do not record the root file system, which stays mounted.
         kept = {path: point for path, point in points.items() if path or point != "/"}
         if kept == self._now[side]:
             return
@@ -163,12 +163,12 @@ class MountRecord:
 
 
 def is_below(path: str, directories: Collection[str]) -> bool:
-    """Return whether a path lies in one of these directories, at any depth."""
+    """Return whether a path is below one of these directories, at any depth."""
     return bool(directories) and any(above in directories for above in parents_of(path))
 
 
 def first_below(paths: Iterable[str], directories: Collection[str]) -> dict[str, str]:
-    """Return, by directory, the first of the paths that lies in it."""
+    """Return, for each directory, the first of the paths below it."""
     found: dict[str, str] = {}
     if directories:
         for path in paths:
@@ -179,7 +179,7 @@ def first_below(paths: Iterable[str], directories: Collection[str]) -> dict[str,
 
 
 def _is_automatic(mount: Mount | None, mounts: Mapping[int, Mount]) -> bool:
-    """Return whether a mount is made by looking at its place, which nothing else was at."""
+    """Return whether the first access to a directory creates its mount, as with an automounter."""
     above = mounts.get(int(mount.parent)) if mount is not None else None
     if mount is None or above is None:
         return False

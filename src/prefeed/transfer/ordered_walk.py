@@ -1,4 +1,8 @@
-"""A directory in key order: what it lists, asked for in threads a little ahead, for on network storage each answer waits."""
+"""Lists a directory tree in key order.
+
+Threads scan directories and stat files a little ahead of the position, because on network storage each request takes a round trip. Start with
+``OrderedWalk``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ _CHUNK: Final = 32
 _CHUNKS_AHEAD: Final = 8
 
 _MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-"""What asking says of a name that is gone, and of a link that leads nowhere or to itself."""
+"""Error codes for a removed name, and for a link that leads nowhere or to itself."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -32,7 +36,7 @@ _Identity = tuple[int, int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What could not be looked at, so that its content is unknown."""
+    """A path that could not be read, so that its content is unknown."""
 
     path: str
     error: PrefeedError
@@ -40,13 +44,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """One that was gone into, with all above it.
+    """An open directory of the walk, with all directories above it.
 
     Attributes:
-        path: Ends in a slash; empty: the root.
-        identity: What it was when it was opened.
-        above: What it was entered from; None: the root.
-        chain: Device and inode of it and of all above it.
+        path: Ends in a slash; empty for the root.
+        identity: Identity when it was opened.
+        above: Directory from which it was entered; None for the root.
+        chain: Device and inode of the directory and of all above it.
     """
 
     path: str
@@ -56,7 +60,7 @@ class _Directory:
 
 
 class _ScannedName(NamedTuple):
-    """An entry of a directory: its path, and whether it is a directory that is gone into, by a link perhaps."""
+    """A name in a directory: its path, whether to enter it as a directory, and whether it is a link to one."""
 
     path: str
     is_directory: bool
@@ -65,7 +69,7 @@ class _ScannedName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """What a directory has in it, in key order; ``directory`` is None for one that is not gone into."""
+    """Content of a directory in key order. ``directory`` is None if the directory is not entered."""
 
     directory: _Directory | None
     names: list[_ScannedName] = field(default_factory=list)
@@ -74,7 +78,7 @@ class _Scan:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Entries that follow one another, with what was asked for them."""
+    """Consecutive names, with the requests for their statuses and directories."""
 
     names: list[_ScannedName]
     found: Future[list[Entry | Problem | None]]
@@ -83,15 +87,15 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkEvents:
-    """Who is told what a tree meets, in the thread that lists, but for ``broken``.
+    """Callbacks of a walk, called in the thread that iterates, except ``broken``.
 
     Attributes:
-        directory: Told the path of each directory below the root, in order.
-        broken: Told the path of each link that is left out for it leads nowhere. **Threads**: any.
-        problem: Told what could not be looked at, before anything that comes behind it in key order.
-        link: Told the path of each link to a directory that is followed, before what is in it.
-        mount: Told the path of each directory that is of another mount or file system than the one that it was entered
-            from, and the number of its mount, the root first; returns whether it is gone into.
+        directory: Receives the path of each directory below the root, in order.
+        broken: Receives the path of each broken link, which is left out. **Threads**: any.
+        problem: Receives each path that could not be read, before the paths after it in key order.
+        link: Receives the path of each link to a directory that is followed, before its content.
+        mount: Receives the path of each directory on another mount or file system than its parent, and its mount number, the root
+            first. Returns whether to enter the directory.
     """
 
     directory: Callable[[str], None] = lambda _: None
@@ -102,19 +106,18 @@ class WalkEvents:
 
 
 class OrderedWalk:
-    """The files below a directory, in key order.
+    """Files below a directory, in key order.
 
-    What vanishes meanwhile is left out if the directory that it was in, still the same one, does not have its name any more.
-    What cannot be looked at is told, and the rest is listed. Memory: the names of the directories on the way to where it
-    is, and of some ahead of it.
+    A file that is removed during the walk is left out, if its directory is still the same and no longer contains the name. An unreadable path is
+    reported as a problem, and the walk continues. The names of the directories on the way to the position, and of some ahead, are in memory.
 
     Args:
         root: Absolute path of the directory.
-        descriptor: Of the root, open already: this very directory is listed, whatever comes to its name.
-        follow: Links are what they lead to, and broken ones are left out; if not, they are listed as no files.
-        never: Device and inode of directories that are not gone into.
-        enters: Says of a directory's path whether to go into it.
-        events: Who is told what is met.
+        descriptor: Open descriptor of the root, so that this directory is listed even if its name is given to another one.
+        follow: True to follow links and leave out broken ones; False to list links as entries that are no files.
+        never: Device and inode of directories that are not entered.
+        enters: Returns whether to enter the directory of a path.
+        events: Callbacks.
     """
 
     def __init__(
@@ -137,9 +140,8 @@ class OrderedWalk:
         """Yield all files.
 
         Raises:
-            ObjectNotFoundError: The root is not there, or is no directory.
-            SourceError: The root cannot be listed, or is another directory in the end: what was mounted there is gone, and
-                what seems to have vanished may be there still.
+            ObjectNotFoundError: The root does not exist or is not a directory.
+            SourceError: The root is unreadable, or was replaced during the walk, for example by an unmount. Missing files may still exist.
         """
         try:
             scan = self._scan_open("", None)
@@ -206,7 +208,7 @@ class OrderedWalk:
         return chunk
 
     def _scan(self, path: str, above: _Directory) -> _Scan:
-        """Return what a directory has in it; nothing for one that is gone, or leads back to its parents."""
+        """Scan a directory. The result is empty if the directory was removed or leads back to a parent."""
         try:
             return self._scan_open(path, above)
         except OSError as err:
@@ -233,7 +235,7 @@ class OrderedWalk:
                             if err.errno not in _MISSING:
                                 scan.problems.append(_problem_from(err, self._shown, relative + name))
                                 continue
-                            is_directory = False  # the question after its status tells more
+                            is_directory = False  # the later stat reports the reason
                         if not is_directory:
                             found.append((key_of(name), _ScannedName(relative + name, False, False)))
                         elif self._enters(relative + name):
@@ -270,10 +272,10 @@ class OrderedWalk:
         return Entry(path, status.st_size, status.st_mtime_ns, "", is_file)
 
     def _check_missing(self, path: str, above: _Directory | None) -> Problem | None:
-        """Return None where a name was removed: the directory that had it is as it was, and has it no more.
+        """Return None if a missing name was removed: its directory is unchanged and no longer contains it.
 
-        What says that a name is not there may be a directory that was unmounted, or mounted over, or a file system that
-        lists names and does not find them.
+        Otherwise return a problem, because a directory may have been unmounted or mounted over, or its file system may list names that it
+        does not find.
         """
         while above is not None:
             try:
@@ -281,7 +283,7 @@ class OrderedWalk:
             except OSError as err:
                 if err.errno not in _MISSING or above.above is None:
                     return _problem_from(err, self._shown, above.path.rstrip("/"))
-                path, above = above.path.rstrip("/"), above.above  # removed with all that was in it, perhaps
+                path, above = above.path.rstrip("/"), above.above  # perhaps removed together with its directory
                 continue
             try:
                 if _identity_of(descriptor) != above.identity:

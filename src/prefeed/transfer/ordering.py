@@ -1,4 +1,4 @@
-"""Listings brought into key order: those of stores are in it, others are sorted on disk a part at a time."""
+"""Sorts listings into key order on disk, and checks the order of stores."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from prefeed.errors import JobError
 from prefeed.transfer.entries import Entry, key_of
 
 _IN_MEMORY: Final = 100_000
-"""Objects sorted at a time: some 40 MB."""
+"""Maximum number of objects that are sorted in memory, about 40 MB."""
 
 _LENGTH_BYTES: Final = 4
 
 
 def check_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
-    """Yield what a store lists, each path once.
+    """Yield a listing. Raise an error if it is not in key order without duplicates.
 
     Raises:
-        JobError: It does not list in key order, so that nothing can be compared.
+        JobError: The store lists in another order, so that listings cannot be compared.
     """
-    last: bytes | None = None  # the key of the root and a slash has an empty path
+    last: bytes | None = None  # None, because a key may be the root and a slash, which is the path ""
     for one in entries:
         key = key_of(one.path)
         if last is not None and key <= last:
@@ -35,12 +35,12 @@ def check_order(entries: Iterable[Entry], where: str) -> Iterator[Entry]:
 
 
 def sort_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int = _IN_MEMORY) -> Iterator[Entry]:
-    """Yield a listing in key order, each path once; of those that it has twice the last counts.
+    """Sort a listing into key order. Of equal paths, keep the last.
 
     Args:
         entries: In any order.
-        directory: Where parts lie meanwhile, in files without a name.
-        in_memory: Most objects that are in memory.
+        directory: Directory for temporary files, which have no name.
+        in_memory: Maximum number of objects in memory.
     """
     runs: list[IO[bytes]] = []
     part: dict[str, Entry] = {}
@@ -55,7 +55,7 @@ def sort_on_disk(entries: Iterable[Entry], directory: Path, *, in_memory: int = 
         for one in heapq.merge(*parts, iter(_sort(part)), key=lambda entry: key_of(entry.path)):
             if last is not None and last.path != one.path:
                 yield last
-            last = one  # merge is stable: of equal paths the later part comes last
+            last = one  # merge is stable, so the later of equal paths comes last
         if last is not None:
             yield last
     finally:
@@ -88,23 +88,23 @@ def _read(file: IO[bytes]) -> Iterator[Entry]:
 
 
 class Spool:
-    """Entries put by until the end, in a file without a name: no other process finds it, and it ends with this process.
+    """Temporary list of entries in an unnamed file, which is freed with this process.
 
-    **Threads**: ``add`` under a lock of the caller's, or from one thread; ``close`` at the end.
+    **Threads**: call ``add`` from one thread or under a lock; call ``close`` last.
     """
 
     def __init__(self, directory: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - closed by close()
 
     def add(self, entry: Entry) -> None:
-        """Put one by."""
+        """Append an entry."""
         _write(self._file, entry)
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield all, in the order in which they came."""
+        """Yield all entries in the order in which they were added."""
         self._file.seek(0)
         return _read(self._file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file, which frees its space."""
         self._file.close()

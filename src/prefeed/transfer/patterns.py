@@ -1,7 +1,7 @@
-"""Which paths a job takes: ordered patterns, the first that matches decides. Pure.
+"""Selects the paths of a job with ordered patterns, of which the first match decides. Pure.
 
-A path is tried part by part from the top, as rsync and juicefs do: ``a/``, ``a/b/``, ``a/b/c.jpg``. As soon as one of
-them is excluded, so is all below it.
+The parts of a path are tried from the top, as in rsync and juicefs: ``a/``, ``a/b/``, ``a/b/c.jpg``. If one of them is excluded, everything
+below it is excluded, too.
 
 ==========  ==================================================================
 ``*``       any characters but ``/``
@@ -25,29 +25,29 @@ from prefeed.errors import JobSpecError
 from prefeed.transfer.entries import key_of
 
 WORK_NAME: Final = ".prefeed-sync"
-"""Directory in a destination where files are made; never listed, copied or removed as if it were data."""
+"""Work directory of syncs in a destination. Never listed, copied or removed as data."""
 
 _CLASS: Final = re.compile(r"\[([!^]?)(\]?[^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One ``--exclude`` or ``--include``."""
+    """An ``--exclude`` or ``--include`` pattern."""
 
     pattern: str
     excludes: bool
 
 
 class Rules:
-    """What is taken.
+    """Filter of paths.
 
     Args:
-        rules: In the order in which they are tried; what none matches is taken.
-        start: First key taken; empty for all.
-        end: Last key taken; empty for all.
+        rules: In the order in which they are tried. A path that matches none is included.
+        start: First key to include; empty for no limit.
+        end: Last key to include; empty for no limit.
 
     Raises:
-        JobSpecError: A pattern cannot be understood.
+        JobSpecError: A pattern is invalid.
     """
 
     def __init__(self, rules: Sequence[Rule] = (), *, start: str = "", end: str = "") -> None:
@@ -55,7 +55,7 @@ class Rules:
         self._start, self._end = key_of(start), key_of(end)
 
     def takes(self, path: str) -> bool:
-        """Return whether a file or object of this path is taken; what a killed sync left never is, wherever it came to."""
+        """Return whether to include a file of this path. Leftovers of killed syncs never are."""
         parts = path.split("/")
         if WORK_NAME in parts or not self._is_in_range(path):
             return False
@@ -65,12 +65,12 @@ class Rules:
         return not any(self._excludes(each, is_directory=True) for each in above) and not self._excludes(path)
 
     def takes_below(self, directory: str) -> bool:
-        """Return False when nothing in a directory can be taken; those above it were asked already."""
+        """Return whether a directory may contain included paths. Call it for the directories above first."""
         directory = directory.rstrip("/")
         return directory.rpartition("/")[2] != WORK_NAME and not self._excludes(directory, is_directory=True)
 
     def is_past_end(self, path: str) -> bool:
-        """Return True when neither this path nor any that sorts behind it is taken."""
+        """Return whether this path and all later ones in key order are excluded."""
         return bool(self._end) and key_of(path) > self._end
 
     def _is_in_range(self, path: str) -> bool:
@@ -87,7 +87,7 @@ class Rules:
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a pattern, to be searched in a path.
+    """Compile a pattern to a regular expression for ``search`` in a path.
 
     Raises:
         JobSpecError: The pattern is empty, or has a bracket that is not closed.

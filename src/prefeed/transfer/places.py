@@ -1,4 +1,7 @@
-"""What can be listed, read, written to and removed from: a directory, a place in an object store, a web server."""
+"""Defines the interfaces of places that jobs read and change, and opens places.
+
+A place is a directory, a prefix of an object store, or a web server. Start with ``open_root`` and ``open_target``.
+"""
 
 from __future__ import annotations
 
@@ -17,85 +20,85 @@ from prefeed.transfer.store import WRITABLE, HttpPlace, StorePlace
 
 
 class Root(Protocol):
-    """What every place is: something to list and read. **Ownership**: its opener closes it.
+    """A place that can be listed and read. **Ownership**: the caller that opened it closes it.
 
     Attributes:
         url: Canonical URL.
-        has_times: Whether its listings say when an object was changed.
+        has_times: True if listings include the time of the last change.
     """
 
     url: str
     has_times: bool
 
     def list_in_order(self, rules: Rules) -> Iterator[Entry]:
-        """Yield what the rules take, in key order.
+        """List the objects that the rules include, in key order.
 
         Raises:
-            SourceError: It cannot be listed.
+            SourceError: The listing failed.
         """
         ...
 
     def source(self) -> RangeSource:
-        """Return what reads it; closed with the place."""
+        """Return a source that reads the objects. It is closed with the place."""
         ...
 
     def describe_left_out(self, entries: Iterable[Entry]) -> str:
-        """Return what the last listing may have left out of these entries, which it does not have; empty if nothing.
+        """Describe which of these missing entries the last listing may have overlooked; empty if none.
 
         Raises:
-            SourceError: The origin does not answer.
+            SourceError: The origin does not respond.
         """
         ...
 
     def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
-        """Remove those that are as they were listed; yield each with why it is still there, or an empty text.
+        """Remove entries that are unchanged since their listing. Yield each with the reason if it remains, else ``""``.
 
         Raises:
-            SourceError, JobError: Nothing more can be removed.
+            SourceError, JobError: No further object can be removed.
         """
         ...
 
     def close(self) -> None:
-        """Let go of descriptors and connections."""
+        """Close descriptors and connections."""
         ...
 
 
 class Target(Root, Protocol):
-    """A place that can be written to."""
+    """A place that can also be written to."""
 
     def list_target(self, rules: Rules) -> Iterator[Entry]:
-        """As ``list_in_order``, for what is to be written over: nothing is followed, and it may not be there yet."""
+        """List existing objects as ``list_in_order`` does, without following links. A missing place is empty."""
         ...
 
     def why_unwritable(self, path: str) -> str | None:
-        """Return why nothing of this path can be there; None when it can."""
+        """Return why no object of this path can be stored here; None if it can."""
         ...
 
     def is_same(self, source: Entry, found: Entry) -> bool:
-        """Return whether what was found here is a copy of what the source lists."""
+        """Return whether the object found here is a copy of the source's."""
         ...
 
     def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> TargetSink:
-        """Return the sink of one sync, which has the place to itself.
+        """Open the sink of a sync, which has exclusive use of the place.
 
         Args:
-            origin: What the objects are read from.
-            perms: Files keep mode and owner.
-            durable: Each file is on its disk when it has its name, and ``make_durable`` may be called in the end.
+            origin: Source of the objects.
+            perms: True to copy mode and owner.
+            durable: True to sync each file before it gets its name, and to allow ``make_durable``.
 
         Raises:
-            JobConflictError: Another one writes there.
+            JobConflictError: Another sync writes there.
         """
         ...
 
 
 class TargetSink(Sink, Protocol):
-    """A sink that leaves alone what is there already. **Threads**: ``expect_same`` from one, ``write`` from many.
+    """Sink that does not rewrite identical objects. **Threads**: ``expect_same`` from one, ``write`` from many.
 
     Attributes:
-        num_same: Objects that were left alone, having the same bytes already.
-        bytes_same: Their size.
-        folds_case: Whether ``A`` and ``a`` are one name there.
+        num_same: Objects that were identical and not rewritten.
+        bytes_same: Their size in bytes.
+        folds_case: True if ``A`` and ``a`` are the same name.
     """
 
     num_same: int
@@ -103,31 +106,31 @@ class TargetSink(Sink, Protocol):
     folds_case: bool
 
     def expect_same(self, path: str) -> None:
-        """An object that is coming may be there already: it is left alone where the same bytes are."""
+        """Announce an object that may be identical at the destination, so that ``write`` compares it first."""
         ...
 
     def make_directory(self, path: str) -> None:
-        """A directory is there, where there is such a thing."""
+        """Create a directory. Does nothing in a store."""
         ...
 
     def make_durable(self) -> None:
-        """All that was written, and all that was there already, stays when the machine loses power.
+        """Sync everything that was written or found identical, so that it survives a power failure.
 
         Raises:
-            JobError: It may not.
+            JobError: Syncing failed.
         """
         ...
 
     def close(self) -> None:
-        """Remove what is left of unfinished ones."""
+        """Remove unfinished files and release the place."""
         ...
 
 
 def open_root(root: str, config: Config) -> Root:
-    """Return a place to read from; nothing is asked yet.
+    """Open a place to read from. No request is sent yet.
 
     Raises:
-        ObjectNotFoundError: A directory that is not there.
+        ObjectNotFoundError: The directory does not exist.
     """
     if root.startswith("/"):
         if not os.path.isdir(root):
@@ -139,15 +142,15 @@ def open_root(root: str, config: Config) -> Root:
 
 
 def open_target(root: str, config: Config, *, make: bool) -> Target:
-    """Return a place to write to.
+    """Open a place to write to.
 
     Args:
         root: Canonical URL.
         config: Settings.
-        make: A directory is made if it is not there.
+        make: True to create the directory if it does not exist.
 
     Raises:
-        JobSpecError: Nothing can be written there.
+        JobSpecError: The place is not writable.
     """
     if root.startswith("/"):
         return DirectoryPlace(root, make=make)

@@ -1,8 +1,7 @@
-"""Changing what lies below one directory, and nothing else: every step is taken from an open directory to the next.
+"""Changes files below one directory and nowhere else.
 
-A path would be resolved again at each use, and a link may have been put in its way meanwhile. A descriptor stays where it
-is: what is opened from it without following links lies below the root, whatever others do. What is removed is also of
-the root's own mount: each directory on the way is asked for its mount once it is open.
+A path could be redirected by a new link between two uses. Therefore each step opens the next directory relative to the open descriptor above
+it, without following links. Removals also stay on the root's mount: the mount of each directory on the way is checked once it is open.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 LEFT_ALONE: Final = "nothing in it is removed. Name it itself, or give --no-one-file-system to remove in it too"
 _OBSTACLE: Final = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP})
 _ONE_DIRECTORY: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTCONN, errno.ESTALE})
-"""What is said of one directory, though others can be written to."""
+"""Error codes that concern one directory. Other directories may be writable."""
 
 _BAD_NAME: Final = frozenset({errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EFBIG})
 
 
 class RootedDir:
-    """One directory, and what may be done below it.
+    """A root directory and the operations below it.
 
-    **Threads**: any. **Ownership**: its maker closes it; also a context manager.
+    **Threads**: any. **Ownership**: the creator closes it; also a context manager.
 
     Args:
-        root: A directory that is there; it may be a link itself, for it was named.
-        descriptor: Of the same, open already; it is this object's from now on.
-        is_own: prefeed has made it: nothing at all is done behind a mount below it. Where the kernel does not tell mounts apart,
-            the file systems do.
+        root: An existing directory, or a link to one.
+        descriptor: Open descriptor of the same directory, which this object then owns.
+        is_own: True for a directory of prefeed, in which no operation crosses a mount. Without mount numbers from the kernel, file systems are
+            compared instead.
 
     Attributes:
-        one_file_system: What is mounted below is left alone by what removes; False: it is a part of the directory.
+        one_file_system: True if removals leave mounts below the root alone; False if mounts are part of the directory.
         identity: Device and inode.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The directory cannot be opened.
     """
 
     def __init__(self, root: str, *, descriptor: int | None = None, is_own: bool = False) -> None:
@@ -65,30 +64,30 @@ class RootedDir:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the descriptor."""
         descriptor, self._descriptor = self.descriptor, None
         os.close(descriptor)
 
     @property
     def descriptor(self) -> int:
-        """Of the open directory.
+        """Descriptor of the open directory.
 
         Raises:
-            OSError: It was closed: a thread that was left behind finds no other directory under the same number.
+            OSError: The directory was closed. Otherwise a leftover thread could use a reused number.
         """
         if self._descriptor is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.root)
         return self._descriptor
 
     def locate(self, path: str) -> str:
-        """Return the full path, for messages."""
+        """Return the full path for messages."""
         return f"{self.root.rstrip('/')}/{path}"
 
     def open_inner(self, name: str) -> RootedDir:
-        """Return a directory in this one, made if it is not there, as the root of its own; it is no link, and no mount.
+        """Open a directory in this one as a root, creating it if needed.
 
         Raises:
-            OSError: It is, or cannot be opened.
+            OSError: The directory is a link or a mount, or cannot be opened.
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.descriptor)
@@ -106,10 +105,10 @@ class RootedDir:
 
     @property
     def within(self) -> Boundary | None:
-        """What a removal stays within; None: nothing holds it.
+        """Boundary of removals; None if there is no boundary.
 
         Raises:
-            JobError: The kernel does not tell mounts apart.
+            JobError: The kernel does not report mounts.
         """
         if not self.one_file_system:
             return None
@@ -123,17 +122,16 @@ class RootedDir:
 
     @contextlib.contextmanager
     def parent_of(self, path: str, *, make: bool = False, removes: bool = False) -> Iterator[tuple[int, str]]:
-        """Yield the open directory that a path lies in, and its name there.
+        """Open the directory that contains a path. Yield its descriptor and the last name.
 
         Args:
             path: Relative to the root.
-            make: Directories on the way are made where they are missing.
-            removes: Something is to be removed: nothing that is mounted on the way is entered.
+            make: True to create missing directories.
+            removes: True for a removal, which does not enter mounts.
 
         Raises:
-            BadTargetNameError: The path could lead out of the root, by its own parts or by a link on the way.
-            OSError: A directory on the way is missing, or cannot be opened; EXDEV, with the full path of a mount, when
-                something is to be removed behind one.
+            BadTargetNameError: A part of the path is invalid, or is a link or no directory.
+            OSError: A directory is missing or cannot be opened. EXDEV, with the full path of a mount, for a removal in one.
         """
         parts = safe_parts(path)
         with self.directory("/".join(parts[:-1]), make=make, removes=removes) as descriptor:
@@ -141,7 +139,7 @@ class RootedDir:
 
     @contextlib.contextmanager
     def directory(self, path: str, *, make: bool = False, removes: bool = False) -> Iterator[int]:
-        """Yield the open directory of this path; the empty path is the root. Raises as ``parent_of``."""
+        """Open a directory and yield its descriptor; ``""`` is the root. Raises as ``parent_of``."""
         within = self.within if removes or self._is_own else None
         descriptor = os.dup(self.descriptor)
         try:
@@ -157,7 +155,7 @@ class RootedDir:
             os.close(descriptor)
 
     def status(self, path: str) -> os.stat_result | None:
-        """Return what ``lstat`` says; None when nothing is there."""
+        """Stat a path without following links. Return None if it does not exist."""
         try:
             with self.parent_of(path) as (parent, name):
                 return os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -165,13 +163,13 @@ class RootedDir:
             return None
 
     def remove(self, path: str, *, failed: Failed) -> Iterator[int]:
-        """Remove what lies at a path, with all that is below it; of the root, all that is in it.
+        """Remove a file, link or directory with its content. Of the root, remove only the content.
 
-        Yields the size of each file and link that went. Raises as ``parent_of``.
+        Yields the size of each removed file and link. Raises as ``parent_of``.
 
         Args:
-            path: Relative to the root; empty: the root.
-            failed: Told the relative path of what stays, and why.
+            path: Relative to the root; empty for the root.
+            failed: Function that receives the relative path and the reason of each failure.
         """
         within = self.within
         if not path:
@@ -181,7 +179,7 @@ class RootedDir:
             yield from removed_at(parent, name, path, within=within, failed=failed)
 
     def remove_unchanged(self, entry: Entry) -> str:
-        """Remove a file or link that is as it was listed; return why it is still there, or an empty text."""
+        """Remove a file or link that is unchanged since its listing. Return the reason if it remains, else ``""``."""
         try:
             with self.parent_of(entry.path, removes=True) as (parent, name):
                 status = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -201,7 +199,7 @@ class RootedDir:
         return ""
 
     def remove_empty(self, path: str) -> bool:
-        """Remove a directory; return False when something is in it, or it is none."""
+        """Remove an empty directory. Return False if that fails, for example because it is not empty."""
         try:
             with self.parent_of(path, removes=True) as (parent, name):
                 os.rmdir(name, dir_fd=parent)
@@ -211,7 +209,7 @@ class RootedDir:
 
 
 def why_left(err: OSError, *, advice: str = LEFT_ALONE) -> str:
-    """Return why something that was to be removed is still there; ``advice`` is given where a mount is the reason."""
+    """Return why a removal failed. ``advice`` is added if a mount is the reason."""
     reason = err.strerror or str(err)
     if err.errno != errno.EXDEV:
         return reason
@@ -219,10 +217,10 @@ def why_left(err: OSError, *, advice: str = LEFT_ALONE) -> str:
 
 
 def safe_parts(path: str) -> list[str]:
-    """Return the names on the way to a path.
+    """Split a path into its parts.
 
     Raises:
-        BadTargetNameError: One of them is no name.
+        BadTargetNameError: A part is not a valid name.
     """
     reason = why_unsafe(path)
     if reason is not None:
@@ -260,7 +258,7 @@ def _is_link(descriptor: int, name: str) -> bool:
 
 
 def raise_translated(err: OSError, where: str) -> NoReturn:
-    """Raise the error of the tree that stands for one of a file or directory that was to be written."""
+    """Raise the prefeed error for an ``OSError`` of a file or directory that was being written."""
     reason = err.strerror or str(err)
     if err.errno in NO_ROOM:
         raise TargetFullError(f"the file system is full: {where}: {reason}", path=where) from err

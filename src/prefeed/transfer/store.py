@@ -1,4 +1,4 @@
-"""A place in an object store, or on a web server: listed, written to, removed from."""
+"""Lists, reads, writes and removes objects in an object store, and reads web servers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class HttpPlace:
-    """Plain HTTP: it can be read, and its listing has no order. See ``places.Root``."""
+    """A web server, which is only readable and lists in no order. See ``places.Root``."""
 
     def __init__(self, root: str, config: Config) -> None:
         self.url = root
@@ -53,7 +53,7 @@ class HttpPlace:
         self._source = ObjectStoreSource(root, config)
 
     def list_in_order(self, rules: Rules) -> Iterator[Entry]:
-        """See ``Root.list_in_order``; more than 100,000 objects are sorted on disk, in the home."""
+        """See ``Root.list_in_order``. Listings of more than 100,000 objects are sorted on disk, in the home."""
         infos = (info for batch in self._source.list_objects() for info in batch if rules.takes(info.path))
         self._config.home.mkdir(parents=True, exist_ok=True)
         return sort_on_disk(map(Entry.of, infos), self._config.home)
@@ -63,12 +63,12 @@ class HttpPlace:
         return self._source
 
     def describe_left_out(self, entries: Iterable[Entry]) -> str:
-        """See ``Root.describe_left_out``: a line of the index that cannot be read may be about any of them."""
+        """See ``Root.describe_left_out``. An unreadable line of the index may be about any entry."""
         found = self._source.left_out
         return found.described() if found.count else ""
 
     def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
-        """Raise: nothing can be removed there."""
+        """Raise ``JobError``, because a web server is not writable."""
         raise JobError(f"nothing can be removed from {self.url}: it is a web server")
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class StorePlace:
         return self.list_in_order(rules)
 
     def list_below(self, path: str) -> Iterator[Entry]:
-        """Yield the object of this path, and those below it, in key order; others are not asked for."""
+        """List the object of this path and those below it, in key order."""
         found = self.head(path) if path else None
         if found is not None:
             yield found
@@ -112,7 +112,7 @@ class StorePlace:
         return self._source
 
     def describe_left_out(self, entries: Iterable[Entry]) -> str:
-        """See ``Root.describe_left_out``. Each entry is requested, because the native client takes a page that is cut for the last one."""
+        """See ``Root.describe_left_out``. Each entry is requested, because the native client mistakes a truncated page for the last one."""
         rest = iter(entries)
         with ThreadPoolExecutor(_HEAD_THREADS, thread_name_prefix="prefeed-head") as pool:
             while batch := [one.path for one in islice(rest, _PAGE_OBJECTS)]:
@@ -137,7 +137,7 @@ class StorePlace:
         return is_same_in_store(source, found)
 
     def open_sink(self, origin: RangeSource, *, perms: bool, durable: bool = False) -> StoreSink:
-        """See ``Target.open_sink``. Two at once are no harm: each object is put whole. There are no modes to keep."""
+        """See ``Target.open_sink``. Concurrent syncs are allowed, because each object is stored whole. Stores keep no modes."""
         return StoreSink(self)
 
     def remove_unchanged(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, str]]:
@@ -155,16 +155,16 @@ class StorePlace:
                     yield one, "" if now is None or now == one else "has changed since it was listed"
 
     def put_file(self, path: str, file: Path) -> None:
-        """Put a file there, in several parts when it is large."""
+        """Upload a file, in several parts if it is large."""
         self.request(self.locate(path), lambda client: obstore.put(client, path, file))
 
     def remove(self, paths: list[str]) -> None:
-        """Delete objects by path; those that are not there are passed over."""
+        """Delete objects by path. Missing objects are ignored."""
         if paths:
             self.request(self.url, lambda client: obstore.delete(client, paths))
 
     def head(self, path: str) -> Entry | None:
-        """Return what the store says of one object now; None when it is not there."""
+        """Request the current metadata of an object. Return None if it does not exist."""
         try:
             meta = self.request(self._source.locate(path), lambda client: obstore.head(client, path))
         except ObjectNotFoundError:
@@ -172,16 +172,16 @@ class StorePlace:
         return _entry(meta, path)
 
     def read(self, path: str) -> Iterator[Buffer]:
-        """Yield the bytes of an object."""
+        """Read an object in parts."""
         size = self.request(self._source.locate(path), lambda client: obstore.head(client, path))["size"]
         for start in range(0, size, _PART_BYTES):
             yield self._source.fetch_range(path, start, min(_PART_BYTES, size - start)).data
 
     def request(self, where: str, act: Callable[[ObjectStore], T]) -> T:
-        """Return what a request returns.
+        """Run a request and return its result.
 
         Raises:
-            SourceError: The store says no, or nothing.
+            SourceError: The store reported an error or did not respond.
         """
         try:
             return act(self._open_client())
@@ -219,7 +219,7 @@ def _entry(meta: ObjectMeta, path: str) -> Entry:
 
 
 class StoreSink:
-    """Puts objects, and checks what the store says that it got. See ``places.TargetSink``."""
+    """Uploads objects and verifies them by digest or size. See ``places.TargetSink``."""
 
     num_same: int
     bytes_same: int
@@ -238,7 +238,7 @@ class StoreSink:
         self._compared.add(path)
 
     def write(self, entry: Entry, body: Body) -> None:
-        """See ``Sink.write``; large objects go in parts, and appear when the last one is there."""
+        """See ``Sink.write``. Large objects are uploaded in parts and appear after the last one."""
         path = entry.path
         safe_parts(path)
         if path in self._compared and self._has_same_bytes(path, body):
@@ -254,7 +254,7 @@ class StoreSink:
             if error is None:
                 raise
             try:
-                raise error from None  # the client's own error says less
+                raise error from None  # the client's own error is less specific
             finally:
                 del error  # its traceback refers to this frame
         self._verify(path, body, chunks, put["e_tag"] or "")
@@ -263,7 +263,7 @@ class StoreSink:
         where, whole = self._place.locate(path), chunks.whole()
         if whole is not None:
             return self._place.request(where, lambda client: obstore.put(client, path, whole))
-        # The client asks for the next piece in a thread of its own, where no source that it is may be read.
+        # The client calls the iterator in its own thread, where its other clients cannot be used.
         with BackgroundGenerator(chunks, 1) as ahead:
             return self._place.request(where, lambda client: obstore.put(client, path, ahead, chunk_size=_PART_BYTES))
 
@@ -274,13 +274,13 @@ class StoreSink:
         """Do nothing: a store that has answered a put keeps the object."""
 
     def close(self) -> None:
-        """Do nothing: nothing is left over."""
+        """Do nothing, because uploads leave no unfinished objects."""
 
     def _verify(self, path: str, body: Body, chunks: _HashedChunks, etag: str) -> None:
-        """The store has these bytes.
+        """Check that the store has the bytes of this body.
 
         Raises:
-            TruncatedBodyError: It has others; the next try may do better.
+            TruncatedBodyError: The store has other bytes. Another try may succeed.
         """
         told = md5_of(etag)
         if told and told == chunks.md5.hexdigest():
@@ -288,9 +288,7 @@ class StoreSink:
         if told and self._has_md5_etags:
             if not self._has_same_bytes(path, body):
                 raise TruncatedBodyError(f"{self._place.locate(path)} has other bytes than were sent", path=path)
-            self._has_md5_etags = (
-                False  # the bytes are right, so these etags are no digests: encrypted stores have such
-            )
+            self._has_md5_etags = False  # the bytes are right, so these etags are no digests, as in encrypted stores
             return
         found = self._place.head(path)
         if found is None or found.size_bytes != body.size_bytes:
@@ -301,7 +299,7 @@ class StoreSink:
             )
 
     def _has_same_bytes(self, path: str, body: Body) -> bool:
-        """Return whether the object there has the same bytes."""
+        """Return whether the stored object has the same bytes."""
         found = self._place.head(path)
         if found is None or found.size_bytes != body.size_bytes:
             return False
@@ -309,7 +307,7 @@ class StoreSink:
 
 
 class _HashedChunks:
-    """The bytes of a body as a put wants them, with their digest and what went wrong on the way."""
+    """Chunks of a body for an upload, with their digest and the error that ended them."""
 
     def __init__(self, body: Body) -> None:
         self.md5 = hashlib.md5(usedforsecurity=False)
@@ -317,17 +315,19 @@ class _HashedChunks:
         self._body = body
 
     def whole(self) -> Buffer | None:
-        """Return all bytes of one that fits in memory: they are put with one request; None for larger ones."""
+        """Return all bytes of an object that fits into one request; None for larger ones."""
         if self._body.size_bytes > _PART_BYTES:
             return None
         data = b"".join(self._body.chunks())
         self.md5.update(data)
         if len(data) != self._body.size_bytes:
-            raise TruncatedBodyError(f"{len(data)} bytes came, {self._body.size_bytes} were announced")
+            raise TruncatedBodyError(
+                f"received {len(data)} of {self._body.size_bytes} bytes; the object changed or its connection broke"
+            )
         return data
 
     def __iter__(self) -> Iterator[Buffer]:
-        """Yield the bytes."""
+        """Yield the chunks."""
         try:
             for chunk in self._body.chunks():
                 self.md5.update(chunk)

@@ -115,14 +115,14 @@ def test_what_a_killed_sync_left_is_no_data_wherever_it_came_to(tmp_path: Path) 
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in the target is there under any spelling, and a new one takes the place of the old."""
-    rename, is_there = os.rename, directory_module._is_there
+    rename, is_there = os.rename, directory_module._exists
 
     def renamed(old: str, new: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
         there = next((name for name in os.listdir(dst_dir_fd) if name.casefold() == new.casefold()), new)
         rename(old, there, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "rename", renamed)
-    monkeypatch.setattr(directory_module, "_is_there", lambda work, name: is_there(work, name.lower()))
+    monkeypatch.setattr(directory_module, "_exists", lambda work, name: is_there(work, name.lower()))
 
 
 @pytest.mark.usefixtures("folding")

@@ -127,7 +127,7 @@ def test_a_store_that_keeps_other_bytes_is_found_out_each_time(monkeypatch: pyte
     monkeypatch.setattr(
         sink, "_put", lambda _path, chunks: {"e_tag": '"' + "0" * 32 + '"', "version": chunks.whole() and None}
     )
-    monkeypatch.setattr(sink, "_holds", lambda _path, _body: False)
+    monkeypatch.setattr(sink, "_has_same_bytes", lambda _path, _body: False)
     body = SimpleNamespace(version="", size_bytes=1, chunks=lambda: iter([os.urandom(1)]))
 
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_digests_that_are_none_are_not_asked_for_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         sink, "_put", lambda _path, chunks: {"e_tag": '"' + "0" * 32 + '"', "version": chunks.whole() and None}
     )
-    monkeypatch.setattr(sink, "_holds", lambda path, _body: asked.append(path) or True)
+    monkeypatch.setattr(sink, "_has_same_bytes", lambda path, _body: asked.append(path) or True)
     monkeypatch.setattr(place, "head", lambda _path: SimpleNamespace(size_bytes=1))
     body = SimpleNamespace(version="", size_bytes=1, chunks=lambda: iter([b"x"]))
 
