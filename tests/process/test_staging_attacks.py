@@ -18,7 +18,7 @@ from mounting import bind, needs_root, obey_modes, tmpfs, unmount, with_own_moun
 from prefeed.config import resolve
 from prefeed.copying import staging
 from prefeed.copying.copies import find_copies, unstage
-from prefeed.copying.room import room_of
+from prefeed.copying.space import footprint
 from prefeed.copying.staging import StageRequest, StageResult, stage
 from prefeed.errors import CopyError, EmptyListingError, SourceError
 from prefeed.system.machine import mount_number
@@ -84,7 +84,7 @@ def test_a_link_that_comes_behind_the_scan_is_not_followed_by_what_is_removed(
             staged(origin, sandbox.memory_dir)
     else:
         with pytest.raises(CopyError, match=r"goes through 'a', which is a link"):
-            staged(origin, sandbox.memory_dir, size_bytes=room_of(5))
+            staged(origin, sandbox.memory_dir, size_bytes=footprint(5))
     assert tree(outside) == OUTSIDE
     assert not [path for path in outside.rglob("*") if path.is_symlink()]
 
@@ -304,7 +304,7 @@ def _die_at(seed: int, origin: Path, place: Path, pipe: Connection) -> None:
         return done
 
     setattr(os, point, call)
-    staged(origin, place, size_bytes=sum(room_of(len(data)) for data in MANY.values()) // 2)
+    staged(origin, place, size_bytes=sum(footprint(len(data)) for data in MANY.values()) // 2)
     for copy in find_copies(str(origin), resolve()):
         unstage(copy, resolve())
 

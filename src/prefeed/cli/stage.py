@@ -32,7 +32,7 @@ from prefeed.copying.copies import (
     CopyRecord,
     find_copies,
     list_copies,
-    place_of,
+    resolve_place,
     unstage,
 )
 from prefeed.copying.staging import StageEvents, StagePlan, StageRequest, StageResult, stage
@@ -99,7 +99,7 @@ def copy(
     refuse_credentials(source)
     request = StageRequest(
         url=source,
-        place=place_of(to, config),
+        place=resolve_place(to, config),
         size_bytes=None if size is None else parse_bytes(size),
         order=None if order is None else _read_lines(order),
         allow_partial=partial,

@@ -2,5 +2,5 @@
 
 ``staging``  makes or updates a copy: start reading here
 ``copies``   existing copies: places, records, locks, removal
-``room``     how many bytes a copy may take, and which objects it gets
+``space``    how many bytes a copy may take, and which objects it gets
 """

@@ -49,8 +49,8 @@ COPYING, COMPLETE, PARTIAL, REMOVING = "copying", "complete", "partial", "removi
 INTERRUPTED, GONE = "interrupted", "gone"
 """States that are not recorded: found out when a copy is looked at."""
 
-_MOST_NAME: Final = 40
-_LOOK_AGAIN_SECONDS: Final = 0.1
+_MAX_NAME_CHARS: Final = 40
+_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class CopyRecord:
 # ---------------------------------------------------------------- names
 
 
-def place_of(to: str, config: Config) -> Path:
+def resolve_place(to: str, config: Config) -> Path:
     """Return the directory that ``memory`` or a path names."""
     return config.memory_dir if to == MEMORY else expanded(to)
 
@@ -108,7 +108,7 @@ def copy_directory(place: Path, url: str) -> Path:
     """Return the directory of the copy of an origin in a place."""
     parts = urlsplit(url) if "://" in url else None
     name = url.rstrip("/").rpartition("/")[2] if parts is None or parts.path.strip("/") else parts.netloc
-    clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:_MOST_NAME] or "data"
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:_MAX_NAME_CHARS] or "data"
     return copies_of_user(place) / f"{clean}-{_digest(url)}"
 
 
@@ -129,7 +129,7 @@ def write_record(record: CopyRecord, config: Config) -> None:
         _write(_home_file(record.directory, config), text)
 
 
-def forget(directory: str, config: Config) -> None:
+def forget_copy(directory: str, config: Config) -> None:
     """The home does not know this copy any more."""
     with contextlib.suppress(OSError):
         _home_file(directory, config).unlink()
@@ -142,7 +142,7 @@ def read_record(directory: Path) -> CopyRecord | None:
     return _read(directory / MARKER, directory)
 
 
-def known_copies(config: Config) -> Iterator[CopyRecord]:
+def iterate_copies(config: Config) -> Iterator[CopyRecord]:
     """Yield copies in memory and those that the home remembers, each once; some may be gone."""
     seen = set()
     for directory in sorted(copies_of_user(config.memory_dir).glob("*/")):
@@ -186,7 +186,7 @@ def _write(file: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def made_and_held(directory: Path, *, on_wait: Callable[[int], None]) -> Iterator[RootedDir]:
+def create_and_lock(directory: Path, *, on_wait: Callable[[int], None]) -> Iterator[RootedDir]:
     """The directory exists, is this user's alone, and no other process works at it. Yields it, open.
 
     **Blocking**: as long as another one does. The lock goes with the process, however that ends.
@@ -199,27 +199,25 @@ def made_and_held(directory: Path, *, on_wait: Callable[[int], None]) -> Iterato
         CopyError: It cannot be made.
         StoreError: Somebody else owns it.
     """
-    with contextlib.ExitStack() as stack:
-        yield _held_when_free(stack, directory, on_wait)
-
-
-def _held_when_free(stack: contextlib.ExitStack, directory: Path, on_wait: Callable[[int], None]) -> RootedDir:
     is_waiting = False
-    while True:
-        try:
-            _make(directory)
-            return _opened(stack, directory, directory_lock(directory, within_seconds=0))
-        except FileNotFoundError:  # another process removes it at this moment
-            continue
-        except BlockingIOError:
-            if not is_waiting:
-                on_wait(holder_of(directory))
-            is_waiting = True
-        threading.Event().wait(_LOOK_AGAIN_SECONDS)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                _create(directory)
+                own = _lock_and_open(stack, directory, directory_lock(directory, within_seconds=0))
+                break
+            except FileNotFoundError:  # another process removed the directory in between
+                continue
+            except BlockingIOError:
+                if not is_waiting:
+                    on_wait(holder_of(directory))
+                is_waiting = True
+            threading.Event().wait(_POLL_SECONDS)
+        yield own
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[RootedDir]:
+def lock_copy(directory: Path) -> Iterator[RootedDir]:
     """No other process works at a copy that is there. Yields it, open.
 
     Raises:
@@ -228,7 +226,7 @@ def held(directory: Path) -> Iterator[RootedDir]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            own = _opened(stack, directory, directory_lock(directory))
+            own = _lock_and_open(stack, directory, directory_lock(directory))
         except BlockingIOError as err:
             pid = holder_of(directory)
             raise CopyInUseError(
@@ -237,7 +235,9 @@ def held(directory: Path) -> Iterator[RootedDir]:
         yield own
 
 
-def _opened(stack: contextlib.ExitStack, directory: Path, lock: contextlib.AbstractContextManager[Path]) -> RootedDir:
+def _lock_and_open(
+    stack: contextlib.ExitStack, directory: Path, lock: contextlib.AbstractContextManager[Path]
+) -> RootedDir:
     held_as = stack.enter_context(lock)
     try:
         descriptor = os.open(held_as, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -263,7 +263,7 @@ def holder_of(directory: Path) -> int:
     return 0 if record is None else record.pid
 
 
-def _make(directory: Path) -> None:
+def _create(directory: Path) -> None:
     own = directory.parent
     if not own.parent.is_dir():
         raise CopyError(f"{own.parent} is not a directory; make it, or mount its disk")
@@ -286,7 +286,7 @@ def _make(directory: Path) -> None:
 
 def list_copies(config: Config) -> list[CopyRecord]:
     """Return every copy that is known, with the state that it is in now."""
-    return [replace(record, state=_state_of(record)) for record in known_copies(config)]
+    return [replace(record, state=_state_of(record)) for record in iterate_copies(config)]
 
 
 def _state_of(record: CopyRecord) -> str:
@@ -305,8 +305,8 @@ def find_copies(text: str, config: Config) -> list[CopyRecord]:
         NotACopyError: There is none; nothing that prefeed did not make is ever removed.
     """
     url = canonical_url(text)
-    by_path = _at(Path(url)) if url.startswith("/") else None
-    found = [by_path] if by_path else [record for record in known_copies(config) if record.source == url]
+    by_path = _read_copy_at(Path(url)) if url.startswith("/") else None
+    found = [by_path] if by_path else [record for record in iterate_copies(config) if record.source == url]
     if not found:
         raise NotACopyError(
             f"{url} is neither a copy that prefeed made nor the origin of one; `prefeed stage list` shows them",
@@ -315,7 +315,7 @@ def find_copies(text: str, config: Config) -> list[CopyRecord]:
     return found
 
 
-def _at(path: Path) -> CopyRecord | None:
+def _read_copy_at(path: Path) -> CopyRecord | None:
     directory = path.parent if path.name == DATA else path
     return read_record(directory) if directory.parent.name == copies_of_user(Path("/")).name else None
 
@@ -331,7 +331,7 @@ def unstage(record: CopyRecord, config: Config) -> None:
     """
     directory = Path(record.directory)
     try:
-        with held(directory) as own:
+        with lock_copy(directory) as own:
             if read_record(directory) is not None:
                 with contextlib.suppress(OSError):  # a full disk; the record only tells lists what is going on
                     write_record(replace(record, state=REMOVING), config)
@@ -340,7 +340,7 @@ def unstage(record: CopyRecord, config: Config) -> None:
         pass
     except OSError as err:
         raise CopyError(f"{err.filename or directory} cannot be removed: {err.strerror}", path=str(directory)) from err
-    forget(record.directory, config)
+    forget_copy(record.directory, config)
 
 
 def remove_held(own: RootedDir, config: Config) -> None:
@@ -366,7 +366,7 @@ def remove_held(own: RootedDir, config: Config) -> None:
     if failures:
         raise OSError(*failures[0])
     os.unlink(MARKER, dir_fd=own.descriptor)
-    forget(own.root, config)
+    forget_copy(own.root, config)
     with contextlib.suppress(OSError):  # files that prefeed did not make stay, and other copies
         os.rmdir(own.root)
         os.rmdir(os.path.dirname(own.root))

@@ -30,12 +30,21 @@ from prefeed.copying.copies import (
     PARTIAL,
     CopyRecord,
     copy_directory,
-    made_and_held,
+    create_and_lock,
     read_record,
     remove_held,
     write_record,
 )  # fmt: skip
-from prefeed.copying.room import BoundedSink, Ledger, choose, look_at, machine_room, ranks_of, require_a_fit, room_of
+from prefeed.copying.space import (
+    BoundedSink,
+    SpaceBudget,
+    footprint,
+    measure_limits,
+    measure_space,
+    parse_order,
+    require_any_fit,
+    select_copies,
+)
 from prefeed.errors import (
     BadTargetNameError,
     CopyError,
@@ -60,8 +69,8 @@ from prefeed.transfer.rooted_dir import RootedDir
 from prefeed.types import ListingProgress
 
 _RECORD_SECONDS: Final = 1.0
-_SPARE: Final = "room-for-the-record"
-_SPARE_BYTES: Final = 1 << 14
+_RESERVE_NAME: Final = "space-for-the-record"
+_RESERVE_BYTES: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +171,11 @@ def stage(request: StageRequest, config: Config, events: StageEvents | None = No
     events = events or StageEvents()
     _refuse_overlap(url, directory)
     with (
-        made_and_held(directory, on_wait=events.waiting) as own,
+        create_and_lock(directory, on_wait=events.waiting) as own,
         contextlib.closing(_open(request.url, url, directory, config)) as source,
     ):
         try:
-            return _Staging(source, own, request, config, events).run()
+            return _StageRun(source, own, request, config, events).run()
         except OSError as err:
             if isinstance(err, PrefeedError):  # some of the origin's errors are OSErrors too
                 raise
@@ -183,7 +192,7 @@ def _refuse_overlap(url: str, directory: Path) -> None:
         raise CopyError(f"{directory} and {url} overlap, one inside the other; name another place with --to")
 
 
-class _Staging:
+class _StageRun:
     """One run, in the caller's thread; the directory of the copy is held."""
 
     def __init__(
@@ -210,57 +219,57 @@ class _Staging:
     def _run(self, sink: DirectorySink) -> StageResult:
         if self._is_new:
             write_record(self._record, self._config)
-        self._keep_room()
+        self._reserve_space()
         try:
             found = self._survey(sink)
-            plan = self._plan_of(found)
+            plan = self._create_plan(found)
             self._events.planned(plan)
-            self._require_room(found, plan)
+            self._require_space(found, plan)
         except BaseException:
             if self._is_new:
                 remove_held(self._own, self._config)
             raise
         self._save(replace(self._record, num_files=found.num_kept, bytes=found.kept_bytes))
         self._remove(found)
-        full = self._arrange(found, sink)
-        summary = self._copy(found, BoundedSink(sink, Ledger(found.left_bytes, self._look)))
+        full = self._create_links(found, sink)
+        summary = self._copy(found, BoundedSink(sink, SpaceBudget(found.left_bytes, self._measure_space)))
         return self._finish(found, plan, sink, summary, full=full)
 
     # ---------------------------------------------------------------- before
 
-    def _keep_room(self) -> None:
+    def _reserve_space(self) -> None:
         """The last record can be written where the place is full: this file goes before it."""
         with contextlib.suppress(OSError), self._own.directory(INCOMING) as incoming:
-            file = os.open(_SPARE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=incoming)
+            file = os.open(_RESERVE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=incoming)
             with open(file, "wb") as spare:
-                spare.write(bytes(_SPARE_BYTES))
+                spare.write(bytes(_RESERVE_BYTES))
 
     def _survey(self, sink: DirectorySink) -> Comparison:
         found = compare(
-            _list_all(self._source, self._events.listing),
+            _list_origin(self._source, self._events.listing),
             *_scan(self._data),
             root=self._source.url,
             order=None if self._request.order is None else list(self._request.order),
             step_ns=sink.step_ns,
             folds_case=sink.folds_case,
-            room=self._room,
+            compute_budget=self._compute_budget,
         )
         # Files that are missing may be in a directory that cannot be read.
         is_hidden = isinstance(self._source, PosixTree) and self._source.left_out.count
         return replace(found, vanished=[]) if is_hidden else found
 
-    def _look(self) -> tuple[int, str]:
-        return look_at(Path(self._data.root), self._config)
+    def _measure_space(self) -> tuple[int, str]:
+        return measure_space(Path(self._data.root), self._config)
 
-    def _room(self, own_bytes: int) -> tuple[int, str]:
+    def _compute_budget(self, own_bytes: int) -> tuple[int, str]:
         """Return what the copy may take with what it takes already, and why not more."""
-        allowed, why = self._look()
+        allowed, why = self._measure_space()
         asked = self._request.size_bytes
         if asked is not None and asked <= allowed + own_bytes:
             return asked, "--size allows no more"
         return allowed + own_bytes, why
 
-    def _plan_of(self, found: Comparison) -> StagePlan:
+    def _create_plan(self, found: Comparison) -> StagePlan:
         chosen_bytes = found.kept_bytes + found.bytes_to_copy
         num_chosen = found.num_kept + len(found.to_copy)
         return StagePlan(
@@ -278,8 +287,8 @@ class _Staging:
             has_links=self._has_links,
         )
 
-    def _require_room(self, found: Comparison, plan: StagePlan) -> None:
-        require_a_fit(found.left, plan.num_to_copy + plan.num_kept, plan.room_bytes, plan.why, self._request.place)
+    def _require_space(self, found: Comparison, plan: StagePlan) -> None:
+        require_any_fit(found.left, plan.num_to_copy + plan.num_kept, plan.room_bytes, plan.why, self._request.place)
         if found.left and not self._has_links and not self._request.allow_partial:
             raise DoesNotFitError(
                 f"{self._source.url} has {plan.total_bytes:,} bytes in {plan.num_objects:,} objects, and "
@@ -288,7 +297,7 @@ class _Staging:
                 needed_bytes=plan.total_bytes,
                 room_bytes=plan.room_bytes,
             )
-        free = machine_room(Path(self._data.root), self._config).free_files
+        free = measure_limits(Path(self._data.root), self._config).free_files
         new = plan.num_to_copy + (plan.num_left if self._has_links else 0)
         if free is not None and new > free:
             raise DoesNotFitError(
@@ -311,7 +320,7 @@ class _Staging:
             if directory not in wanted:
                 self._data.remove_empty(directory)  # it stays where something else lies in it
 
-    def _arrange(self, found: Comparison, sink: DirectorySink) -> str | None:
+    def _create_links(self, found: Comparison, sink: DirectorySink) -> str | None:
         """Directories and links are there; returns why not all, when the place is full."""
         if not isinstance(self._source, PosixTree):
             return None
@@ -338,14 +347,14 @@ class _Staging:
         limits = CopyLimits(
             max_in_flight=self._config.limits.max_in_flight, retry_deadline_seconds=self._config.limits.retry_seconds
         )  # fmt: skip
-        return copy_objects(self._source, found.to_copy, sink, limits=limits, progress=self._progressed)
+        return copy_objects(self._source, found.to_copy, sink, limits=limits, progress=self._record_progress)
 
-    def _progressed(self, progress: CopyProgress) -> None:
+    def _record_progress(self, progress: CopyProgress) -> None:
         self._events.copying(progress)
         if progress.seconds - self._recorded >= _RECORD_SECONDS:
             self._recorded = progress.seconds
             with contextlib.suppress(OSError):  # the place is full, perhaps: the files matter more
-                write_record(self._with(progress.num_copied, progress.bytes_copied), self._config)
+                write_record(self._add_copied(progress.num_copied, progress.bytes_copied), self._config)
 
     # ---------------------------------------------------------------- after
 
@@ -353,7 +362,7 @@ class _Staging:
         self, found: Comparison, plan: StagePlan, sink: DirectorySink, summary: CopySummary, *, full: str | None
     ) -> StageResult:  # fmt: skip
         """Names without a copy become links where they can; the record says how it stands."""
-        absent = self._not_copied(found, summary, step_ns=sink.step_ns)
+        absent = self._find_uncopied(found, summary, step_ns=sink.step_ns)
         linked = list(found.left) if self._has_links else []
         missing = [] if self._has_links else [*found.left, *absent]
         for entry in absent if self._has_links else []:
@@ -369,7 +378,7 @@ class _Staging:
             for path, reason in found.refused.items()
         )
         record = replace(
-            self._with(summary.num_copied, summary.bytes_copied),
+            self._add_copied(summary.num_copied, summary.bytes_copied),
             state=PARTIAL if linked or num_missing or full else COMPLETE,
             num_linked=len(linked),
             linked_bytes=sum(max(0, entry.size_bytes) for entry in linked),
@@ -384,7 +393,7 @@ class _Staging:
             is_usable=not num_missing or self._request.allow_partial,
         )
 
-    def _not_copied(self, found: Comparison, summary: CopySummary, *, step_ns: int) -> list[Entry]:
+    def _find_uncopied(self, found: Comparison, summary: CopySummary, *, step_ns: int) -> list[Entry]:
         failed = {failure.path for failure in summary.failures}
         if summary.full is None:
             return [entry for entry in found.to_copy if entry.path in failed]
@@ -395,14 +404,12 @@ class _Staging:
             status = self._data.status(entry.path)
         except (OSError, BadTargetNameError):
             return False
-        found = (
-            None
-            if status is None
-            else Entry(entry.path, status.st_size, status.st_mtime_ns, "", stat.S_ISREG(status.st_mode))
-        )
-        return _is_there(entry, found, step_ns)
+        if status is None:
+            return False
+        found = Entry(entry.path, status.st_size, status.st_mtime_ns, "", stat.S_ISREG(status.st_mode))
+        return _has_copy(entry, found, step_ns)
 
-    def _with(self, num_copied: int, bytes_copied: int) -> CopyRecord:
+    def _add_copied(self, num_copied: int, bytes_copied: int) -> CopyRecord:
         record = self._record
         return replace(record, num_files=record.num_files + num_copied, bytes=record.bytes + bytes_copied)
 
@@ -436,7 +443,7 @@ class PosixTree(PosixSource):
         return names
 
 
-def _list_all(source: Source, progress: ListingProgress) -> list[Entry]:
+def _list_origin(source: Source, progress: ListingProgress) -> list[Entry]:
     """Return every object of the origin; about 300 bytes of memory each.
 
     Raises:
@@ -527,7 +534,7 @@ def compare(
     order: Sequence[str] | None,
     step_ns: int,
     folds_case: bool,
-    room: Callable[[int], tuple[int, str]],
+    compute_budget: Callable[[int], tuple[int, str]],
 ) -> Comparison:
     """Return what is to be done.
 
@@ -546,21 +553,21 @@ def compare(
     """
     entries, refused = split_storable(listed, folds_case=folds_case)
     are_there = np.fromiter(
-        (_is_there(entry, files.get(entry.path), step_ns) for entry in entries), np.bool_, len(entries)
+        (_has_copy(entry, files.get(entry.path), step_ns) for entry in entries), np.bool_, len(entries)
     )
-    room_bytes, why = room(sum(room_of(found.size_bytes) for found in files.values() if found.is_file))
-    ranks = None if order is None else ranks_of(order, root=root)
-    if ranks and not any(entry.path in ranks for entry in entries):
+    room_bytes, why = compute_budget(sum(footprint(found.size_bytes) for found in files.values() if found.is_file))
+    positions = None if order is None else parse_order(order, root=root)
+    if positions and not any(entry.path in positions for entry in entries):
         raise CopyError(
-            f"none of the {len(ranks):,} paths of the order, such as {next(iter(ranks))!r}, is at {root}; write them one per "
+            f"none of the {len(positions):,} paths of the order, such as {next(iter(positions))!r}, is at {root}; write them one per "
             "line, relative to it"
         )
-    choice = choose(entries, budget_bytes=room_bytes, is_there=are_there, ranks=ranks)
+    choice = select_copies(entries, budget_bytes=room_bytes, is_there=are_there, positions=positions)
     to_copy = [entries[i] for i in choice.order.tolist() if not are_there[i]]
     left = [entries[i] for i in np.flatnonzero(~choice.chosen).tolist()]
     kept = [entries[i] for i in np.flatnonzero(choice.chosen & are_there).tolist()]
     # An old copy makes room for the new one when that takes its place: until then, what is in flight takes a little more.
-    kept_room = sum(room_of(files[entry.path].size_bytes) for entry in kept)
+    kept_footprint = sum(footprint(files[entry.path].size_bytes) for entry in kept)
     paths = {entry.path for entry in entries}
     return Comparison(
         num_objects=len(listed),
@@ -576,12 +583,12 @@ def compare(
         directories=directories_of(paths),
         existing_directories=directories,
         room_bytes=room_bytes,
-        left_bytes=room_bytes - kept_room,
+        left_bytes=room_bytes - kept_footprint,
         why=why,
     )
 
 
-def _is_there(entry: Entry, found: Entry | None, step_ns: int) -> bool:
+def _has_copy(entry: Entry, found: Entry | None, step_ns: int) -> bool:
     if found is None:
         return False
     if entry.size_bytes < 0 and not entry.version:

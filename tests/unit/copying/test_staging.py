@@ -10,7 +10,7 @@ import pytest
 from prefeed.config import Config, resolve
 from prefeed.copying import staging
 from prefeed.copying.copies import COMPLETE, PARTIAL, read_record
-from prefeed.copying.room import room_of
+from prefeed.copying.space import footprint
 from prefeed.copying.staging import StageEvents, StagePlan, StageRequest, StageResult, stage
 from prefeed.errors import CopyError, DoesNotFitError, EmptyListingError, ObjectNotFoundError, StoreError
 from sandbox import Sandbox
@@ -191,7 +191,7 @@ def test_an_object_with_another_etag_is_asked_for_again(origin: Path, sandbox: S
 
 
 def test_what_does_not_fit_are_links_to_the_origin(copier: Copier, origin: Path) -> None:
-    size = sum(sorted(room_of(len(data)) for data in FILES.values())[:10])
+    size = sum(sorted(footprint(len(data)) for data in FILES.values())[:10])
 
     result = copier(size_bytes=size)
 
@@ -205,7 +205,7 @@ def test_what_does_not_fit_are_links_to_the_origin(copier: Copier, origin: Path)
 
 
 def test_more_room_later_turns_links_into_copies_and_less_room_copies_into_links(copier: Copier) -> None:
-    small, large = (sum(sorted(room_of(len(data)) for data in FILES.values())[:count]) for count in (5, 20))
+    small, large = (sum(sorted(footprint(len(data)) for data in FILES.values())[:count]) for count in (5, 20))
     for size, num_copied, num_linked in ((small, 5, 25), (large, 15, 10), (small, 0, 25), (1 << 30, 25, 0)):
         result = copier(size_bytes=size)
         assert (result.summary.num_copied, len(links(result.record.data))) == (num_copied, num_linked)
@@ -213,7 +213,7 @@ def test_more_room_later_turns_links_into_copies_and_less_room_copies_into_links
 
 
 def test_an_order_says_what_is_copied_first(copier: Copier) -> None:
-    result = copier(size_bytes=room_of(29 * 500), order=["class 2/29.jpg", "class 1/28.jpg"])
+    result = copier(size_bytes=footprint(29 * 500), order=["class 2/29.jpg", "class 1/28.jpg"])
 
     assert set(FILES) - links(result.record.data) == {"class 2/29.jpg"}
 
@@ -251,7 +251,7 @@ def test_another_program_fills_the_disk_meanwhile(
     origin: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan believes that there is room: the file system says no."""
-    monkeypatch.setattr(staging, "look_at", lambda *_: (1 << 40, ""))
+    monkeypatch.setattr(staging, "measure_space", lambda *_: (1 << 40, ""))
     with small_file_system(sandbox.root / "small", "192k") as small:
         copier = Copier(origin, small)
         result = copier()
@@ -274,7 +274,7 @@ def test_too_few_inodes_are_said_beforehand(origin: Path, sandbox: Sandbox) -> N
 
 
 def test_a_part_of_a_store_must_be_asked_for(remote: Copier, server: FileServer) -> None:
-    size = sum(sorted(room_of(len(data)) for data in FILES.values())[:10])
+    size = sum(sorted(footprint(len(data)) for data in FILES.values())[:10])
     with pytest.raises(DoesNotFitError, match="--partial"):
         remote(size_bytes=size)
     assert asked(server) == []
@@ -283,7 +283,7 @@ def test_a_part_of_a_store_must_be_asked_for(remote: Copier, server: FileServer)
     assert (result.record.num_files, result.record.num_missing, result.is_usable) == (10, 20, True)
     assert set(tree(result.record.data)) == {f"class {number % 3}/{number}.jpg" for number in range(10)}
 
-    smaller = remote(size_bytes=room_of(1), allow_partial=True)
+    smaller = remote(size_bytes=footprint(1), allow_partial=True)
     assert len(tree(smaller.record.data)) == 1
 
 

@@ -15,10 +15,10 @@ from prefeed.copying.copies import (
     INTERRUPTED,
     CopyRecord,
     copy_directory,
+    create_and_lock,
     find_copies,
-    held,
     list_copies,
-    made_and_held,
+    lock_copy,
     read_record,
     unstage,
     write_record,
@@ -51,7 +51,7 @@ def copy(origin: Path, sandbox: Sandbox) -> CopyRecord:
 
 
 def _hold(directory: Path, pipe: object) -> None:
-    with held(directory):
+    with lock_copy(directory):
         pipe.send("held")  # type: ignore[attr-defined]
         pipe.recv()  # type: ignore[attr-defined]
 
@@ -195,7 +195,7 @@ def test_who_waits_hears_for_whom_and_gets_it_next(copy: CopyRecord) -> None:
             heard.append(pid)
             pipe.send("go on")
 
-        with made_and_held(Path(copy.directory), on_wait=on_wait):
+        with create_and_lock(Path(copy.directory), on_wait=on_wait):
             pass
     assert heard == [os.getpid()]  # the record's, whoever holds it in this test
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.copying.room import BoundedSink, Ledger, room_of
+from prefeed.copying.space import BoundedSink, SpaceBudget, footprint
 from prefeed.errors import BadTargetNameError, CopyError, TargetFullError, TransientSourceError, TruncatedBodyError
 from prefeed.transfer.directory import DirectorySink
 from prefeed.transfer.engine import Body, WholeBody
@@ -43,7 +43,7 @@ class Place:
         self.own = RootedDir(str(root))
         self.inner = self.own.open_inner("data")
         self.sink = DirectorySink(self.inner, work=(self.own, "incoming"), mode=0o600)
-        self.bounded = BoundedSink(self.sink, Ledger(room_bytes, lambda: (PLENTY, "")))
+        self.bounded = BoundedSink(self.sink, SpaceBudget(room_bytes, lambda: (PLENTY, "")))
 
     def write(self, path: str, body: Body) -> None:
         self.bounded.write(Entry(path, body.size_bytes, None, body.version), body)
@@ -84,7 +84,7 @@ def test_names_may_be_any_bytes(place: Place) -> None:
 
 @pytest.mark.parametrize("err", [TruncatedBodyError("changed"), TransientSourceError("gone"), None])
 def test_a_body_that_breaks_off_leaves_nothing(tmp_path: Path, err: Exception | None) -> None:
-    with contextlib.closing(Place(tmp_path, room_of(10))) as place:
+    with contextlib.closing(Place(tmp_path, footprint(10))) as place:
         for _ in range(2):  # its room is given back
             with pytest.raises(type(err) if err else TruncatedBodyError):
                 place.write("a", Breaking(err))
@@ -107,7 +107,7 @@ def test_a_new_file_takes_the_place_of_a_file_or_link_and_links_are_not_followed
 
 
 def test_no_more_is_written_than_there_is_room(tmp_path: Path) -> None:
-    with contextlib.closing(Place(tmp_path, room_of(5000))) as place:
+    with contextlib.closing(Place(tmp_path, footprint(5000))) as place:
         place.write("a", WholeBody(b"x" * 3000, ""))
 
         with pytest.raises(TargetFullError):

@@ -1,7 +1,7 @@
 """How many bytes a copy may still write, and which objects get one when there is no room for all.
 
 The room is what is free, less what must stay free. A node cache counts with what it has taken: of memory that others take, it
-gives back its own. Reading the machine and deciding are kept apart: ``plan_room`` and ``choose`` are pure.
+gives back its own. Reading the machine and deciding are kept apart: ``compute_space`` and ``choose`` are pure.
 
 Every sample is read once per epoch, in any order: a byte of one file saves as much as a byte of another, but each
 file saves an open, which is what slow storage charges for. So small files first: 1 GiB of files of 84 KB saves 12,800
@@ -34,17 +34,17 @@ BLOCK_BYTES: Final = 4096
 INODE_BYTES: Final = 1024
 """What a file takes beside its blocks, in a tmpfs as on a disk: inode and directory entry."""
 
-_LOOK_EVERY_BYTES: Final = 64 * 1024**2
+_MEASURE_EVERY_BYTES: Final = 64 * 1024**2
 _LAST: Final = np.iinfo(np.int64).max
 
 
-def room_of(size_bytes: int) -> int:
+def footprint(size_bytes: int) -> int:
     """Return what a file of this size takes of a file system; one of unknown size (-1) counts as small."""
     return -(-max(1, size_bytes) // BLOCK_BYTES) * BLOCK_BYTES + INODE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineRoom:
+class SpaceLimits:
     """What bounds a copy in one place; None: does not.
 
     Attributes:
@@ -60,7 +60,7 @@ class MachineRoom:
     memory: Memory | None = None
 
 
-def plan_room(found: MachineRoom) -> tuple[int, str]:
+def compute_space(found: SpaceLimits) -> tuple[int, str]:
     """Return how many bytes may still be written there, and what it is that leaves no more. Pure."""
     floor = f"{in_gib(found.floor_bytes)} of the file system stay free"
     bounds = [(found.free_bytes - found.floor_bytes, floor)]
@@ -70,21 +70,21 @@ def plan_room(found: MachineRoom) -> tuple[int, str]:
     return max(0, least), why
 
 
-class Ledger:
+class SpaceBudget:
     """The bytes that a copy may still write: taken before they are written.
 
     **Threads**: any.
 
     Args:
         left_bytes: Those planned.
-        look: Returns what the machine allows now: another program may be filling the same place.
+        measure: Returns what the machine allows now: another program may be filling the same place.
     """
 
-    def __init__(self, left_bytes: int, look: Callable[[], tuple[int, str]]) -> None:
+    def __init__(self, left_bytes: int, measure: Callable[[], tuple[int, str]]) -> None:
         self._left_bytes = left_bytes
-        self._look = look
+        self._measure = measure
         self._lock = threading.Lock()
-        self._unseen_bytes = 0
+        self._unmeasured_bytes = 0
 
     def take(self, size_bytes: int) -> int:
         """Return what a file of this size was given of the room.
@@ -92,20 +92,20 @@ class Ledger:
         Raises:
             TargetFullError: There is not as much left.
         """
-        wanted = room_of(size_bytes)
+        wanted = footprint(size_bytes)
         with self._lock:
             if wanted > self._left_bytes:
                 raise TargetFullError(f"{wanted:,} bytes are needed and {self._left_bytes:,} are left")
-            self._unseen_bytes += wanted
-            if self._unseen_bytes >= _LOOK_EVERY_BYTES:
-                self._unseen_bytes = 0
-                allowed, why = self._look()
+            self._unmeasured_bytes += wanted
+            if self._unmeasured_bytes >= _MEASURE_EVERY_BYTES:
+                self._unmeasured_bytes = 0
+                allowed, why = self._measure()
                 if allowed < wanted:
                     raise TargetFullError(f"another program has taken the space: {why}")
             self._left_bytes -= wanted
         return wanted
 
-    def give_back(self, taken_bytes: int) -> None:
+    def release(self, taken_bytes: int) -> None:
         """What was taken was not written."""
         with self._lock:
             self._left_bytes += taken_bytes
@@ -114,7 +114,7 @@ class Ledger:
 class BoundedSink:
     """A sink that takes no more than there is room for."""
 
-    def __init__(self, sink: DirectorySink, ledger: Ledger) -> None:
+    def __init__(self, sink: DirectorySink, ledger: SpaceBudget) -> None:
         self._sink, self._ledger = sink, ledger
 
     def write(self, entry: Entry, body: Body) -> None:
@@ -123,21 +123,21 @@ class BoundedSink:
         try:
             self._sink.write(entry, body)
         except BaseException:
-            self._ledger.give_back(taken)
+            self._ledger.release(taken)
             raise
 
 
 # ---------------------------------------------------------------- the machine
 
 
-def machine_room(place: Path, config: Config) -> MachineRoom:
+def measure_limits(place: Path, config: Config) -> SpaceLimits:
     """Read what bounds a copy in a directory, which exists."""
     status = os.statvfs(place)
     total = status.f_blocks * status.f_frsize
     in_memory = is_tmpfs(place)
     floor = plan_disk_floor(None if in_memory else config.limits.disk_free_bytes, total_bytes=total)
     memory = read_memory()
-    return MachineRoom(
+    return SpaceLimits(
         free_bytes=status.f_bavail * status.f_frsize,
         floor_bytes=min(floor, total),
         free_files=status.f_favail if status.f_files else None,
@@ -145,16 +145,16 @@ def machine_room(place: Path, config: Config) -> MachineRoom:
     )
 
 
-def look_at(place: Path, config: Config) -> tuple[int, str]:
+def measure_space(place: Path, config: Config) -> tuple[int, str]:
     """Return how many bytes may be written to a directory now, and what leaves no more."""
-    return plan_room(machine_room(place, config))
+    return compute_space(measure_limits(place, config))
 
 
 # ---------------------------------------------------------------- what is copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class CopySelection:
     """What is to be copied.
 
     Attributes:
@@ -168,37 +168,37 @@ class Choice:
     room_bytes: int
 
 
-def choose(
-    entries: Sequence[Entry], *, budget_bytes: int, is_there: NDArray[np.bool_], ranks: Mapping[str, int] | None
-) -> Choice:
+def select_copies(
+    entries: Sequence[Entry], *, budget_bytes: int, is_there: NDArray[np.bool_], positions: Mapping[str, int] | None
+) -> CopySelection:
     """Return which objects fit into the budget.
 
     Args:
         entries: All objects.
         budget_bytes: The most that their copies may take together.
-        is_there: Which of them have a copy already, shape (num_objects,): without ``ranks`` those are kept before
+        is_there: Which of them have a copy already, shape (num_objects,): without ``positions`` those are kept before
             others are copied.
-        ranks: Place of paths in an order; what is not in it comes after it, small ones first.
+        positions: Place of paths in an order; what is not in it comes after it, small ones first.
     """
-    rooms = np.fromiter((room_of(entry.size_bytes) for entry in entries), np.int64, len(entries))
-    if ranks is None:
-        places = (~is_there).astype(np.int64)
+    rooms = np.fromiter((footprint(entry.size_bytes) for entry in entries), np.int64, len(entries))
+    if positions is None:
+        order_keys = (~is_there).astype(np.int64)
     else:
-        places = np.fromiter((ranks.get(entry.path, _LAST) for entry in entries), np.int64, len(entries))
+        order_keys = np.fromiter((positions.get(entry.path, _LAST) for entry in entries), np.int64, len(entries))
     sizes = np.fromiter(
         (entry.size_bytes if entry.size_bytes >= 0 else _LAST for entry in entries), np.int64, len(entries)
     )
-    order = np.lexsort((sizes, places))  # stable: of equal sizes, those that come first
-    taken = _fitting(rooms[order], budget_bytes)
+    order = np.lexsort((sizes, order_keys))  # stable: of equal sizes, those that come first
+    taken = _select_fitting(rooms[order], budget_bytes)
     chosen = np.zeros(len(entries), np.bool_)
     chosen[order[taken]] = True
-    return Choice(chosen=chosen, order=order[taken], room_bytes=int(rooms[chosen].sum()))
+    return CopySelection(chosen=chosen, order=order[taken], room_bytes=int(rooms[chosen].sum()))
 
 
-def require_a_fit(left: Sequence[Entry], num_copies: int, room_bytes: int, why: str, place: Path) -> None:
+def require_any_fit(left: Sequence[Entry], num_copies: int, room_bytes: int, why: str, place: Path) -> None:
     """Raise ``DoesNotFitError`` if there is no copy at all, because each object is left out."""
     if left and not num_copies:
-        smallest = min(room_of(entry.size_bytes) for entry in left)
+        smallest = min(footprint(entry.size_bytes) for entry in left)
         raise DoesNotFitError(
             f"none of {len(left):,} files fits in {place}: the smallest needs {smallest:,} bytes, and there is room for "
             f"{room_bytes:,}: {why}. Free space there, or name another place with --to",
@@ -207,7 +207,7 @@ def require_a_fit(left: Sequence[Entry], num_copies: int, room_bytes: int, why: 
         )
 
 
-def _fitting(rooms: NDArray[np.int64], budget_bytes: int) -> NDArray[np.bool_]:
+def _select_fitting(rooms: NDArray[np.int64], budget_bytes: int) -> NDArray[np.bool_]:
     """Return which are taken when each in turn is taken if it still fits."""
     taken = np.cumsum(rooms) <= budget_bytes
     if taken.all():
@@ -220,12 +220,12 @@ def _fitting(rooms: NDArray[np.int64], budget_bytes: int) -> NDArray[np.bool_]:
     return taken
 
 
-def ranks_of(lines: Sequence[str], *, root: str) -> dict[str, int]:
+def parse_order(lines: Sequence[str], *, root: str) -> dict[str, int]:
     """Return the place of each path in an order: one per line, relative to the root or absolute below it."""
     prefix = root.rstrip("/") + "/"
-    ranks: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for line in lines:
         path = line.removeprefix(prefix).removeprefix("./")
         if path:
-            ranks.setdefault(path, len(ranks))
-    return ranks
+            positions.setdefault(path, len(positions))
+    return positions
