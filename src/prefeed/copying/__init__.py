@@ -1,6 +1,6 @@
-"""Local copies of data sets, in memory or on a fast disk: ``prefeed stage``. ``prefeed.transfer`` copies the files.
+"""Stages local copies of data sets, in memory or on a fast disk, for ``prefeed stage``.
 
-``staging``  makes or updates a copy: start reading here
-``copies``   existing copies: places, records, locks, removal
-``space``    how many bytes a copy may take, and which objects it gets
+``staging``  creates or updates a copy: start here
+``copies``   finds, locks and removes existing copies
+``space``    limits the size of a copy and selects its objects
 """

@@ -1,15 +1,15 @@
-"""Copies that were made: where they lie, what is written beside them, who works at one; finding and removing them.
+"""Finds, locks, records and removes staged copies.
 
 ::
 
     <place>/prefeed-staged-<uid>/              0700
-        <name>-<hash of url>/                  one copy; who works at it holds a lock on this directory
-            copy.json                          what it is; without it prefeed removes nothing
+        <name>-<hash of url>/                  one copy; a process that changes it holds a lock on this directory
+            copy.json                          its record; without it prefeed removes nothing
             data/                              the path to train from
             incoming/                          files that are being written
-    <home>/staged/<hash of host, directory>.json   that there is a copy: for lists, and to say of one that it is gone
+    <home>/staged/<hash of host, directory>.json   the record again, for `prefeed stage list`, also after the copy is lost
 
-A copy needs no server and no record in the home: removing either by hand does no harm.
+A copy needs no server and no record in the home. Either may be removed by hand.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ MARKER: Final = "copy.json"
 DATA: Final = "data"
 INCOMING: Final = "incoming"
 MEMORY: Final = "memory"
-"""The place that stands for ``PREFEED_MEMORY_DIR``."""
+"""Name of the place ``PREFEED_MEMORY_DIR``."""
 
 COPYING, COMPLETE, PARTIAL, REMOVING = "copying", "complete", "partial", "removing"
 INTERRUPTED, GONE = "interrupted", "gone"
-"""States that are not recorded: found out when a copy is looked at."""
+"""States that are not recorded but derived when copies are listed."""
 
 _MAX_NAME_CHARS: Final = 40
 _POLL_SECONDS: Final = 0.1
@@ -55,21 +55,21 @@ _POLL_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRecord:
-    """What is known of one copy.
+    """Record of a copy.
 
     Attributes:
         source: Canonical URL of the origin.
-        directory: Of the copy; what to train from is ``data`` in it.
+        directory: Directory of the copy; the files are in ``data`` below it.
         state: ``copying``, ``complete``, ``partial`` or ``removing``.
-        num_files: Files that are copies, so far.
-        bytes: Their size.
-        num_linked: Names that lead to the origin, there being no room for a copy.
-        linked_bytes: The size of those.
-        num_missing: Names of the origin that are not there.
-        started: Seconds since 1970 when the last run began.
-        finished: When it ended; 0.0 when it did not.
-        pid: Process that copies, or did.
-        host: Name of its machine: others that share the home cannot see what lies on its disks.
+        num_files: Files copied so far.
+        bytes: Their size in bytes.
+        num_linked: Links to objects of the origin for which there is no space.
+        linked_bytes: Size of these objects in bytes.
+        num_missing: Objects of the origin without a file or link.
+        started: Start of the last run, in seconds since 1970.
+        finished: Its end; 0.0 before that.
+        pid: Process of the last run.
+        host: Node of that process. Other nodes that share the home cannot see its disks.
     """
 
     source: str
@@ -95,7 +95,7 @@ class CopyRecord:
 
 
 def resolve_place(to: str, config: Config) -> Path:
-    """Return the directory that ``memory`` or a path names."""
+    """Return the directory of ``memory`` or of a path."""
     return config.memory_dir if to == MEMORY else expanded(to)
 
 
@@ -120,30 +120,30 @@ def _digest(text: str) -> str:
 
 
 def write_record(record: CopyRecord, config: Config) -> None:
-    """The copy's own record says this, and the home has it too if it can be written."""
+    """Write the record of a copy, and a second one in the home if possible."""
     text = json.dumps({"format": FORMAT, **asdict(record)}, indent=1) + "\n"
     directory = Path(record.directory)
     _write(directory / MARKER, text)
-    with contextlib.suppress(OSError):  # lists would miss a copy on disk; nothing else needs it
+    with contextlib.suppress(OSError):  # without the home's record only `prefeed stage list` misses a copy on disk
         make_private(_home_file(record.directory, config).parent)
         _write(_home_file(record.directory, config), text)
 
 
 def forget_copy(directory: str, config: Config) -> None:
-    """The home does not know this copy any more."""
+    """Remove the record of a copy from the home."""
     with contextlib.suppress(OSError):
         _home_file(directory, config).unlink()
 
 
 def read_record(directory: Path) -> CopyRecord | None:
-    """Return what a directory says that it is; None when it is no copy of this user made by prefeed."""
+    """Read the record of a copy. Return None if the directory is not a copy of this user."""
     if not is_private(directory):
         return None
     return _read(directory / MARKER, directory)
 
 
 def iterate_copies(config: Config) -> Iterator[CopyRecord]:
-    """Yield copies in memory and those that the home remembers, each once; some may be gone."""
+    """Yield the records of copies in memory and of those recorded in the home, which may be lost."""
     seen = set()
     for directory in sorted(copies_of_user(config.memory_dir).glob("*/")):
         record = read_record(directory)
@@ -155,7 +155,7 @@ def iterate_copies(config: Config) -> Iterator[CopyRecord]:
         if remembered is not None and remembered.directory not in seen:
             here = read_record(Path(remembered.directory))
             if here is None and remembered.host not in ("", host_name()):
-                continue  # of another node
+                continue  # on another node
             seen.add(remembered.directory)
             yield here or remembered
 
@@ -167,7 +167,7 @@ def _read(file: Path, directory: Path | None) -> CopyRecord | None:
         if values.pop("format") != FORMAT or not isinstance(values["state"], str):
             return None
         known = {name: value for name, value in values.items() if name in names}
-        # A copy that was moved, or is mounted elsewhere now, is where it is found.
+        # The copy may have been moved, or mounted elsewhere. Its directory is the one in which the record was found.
         return CopyRecord(**(known | ({} if directory is None else {"directory": str(directory)})))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -182,22 +182,22 @@ def _write(file: Path, text: str) -> None:
         opened.write(text.encode())
 
 
-# ---------------------------------------------------------------- who works at one
+# ---------------------------------------------------------------- locks
 
 
 @contextlib.contextmanager
 def create_and_lock(directory: Path, *, on_wait: Callable[[int], None]) -> Iterator[RootedDir]:
-    """The directory exists, is this user's alone, and no other process works at it. Yields it, open.
+    """Create and lock the directory of a copy. Yield it open.
 
-    **Blocking**: as long as another one does. The lock goes with the process, however that ends.
+    **Blocking**: while another process holds the lock. The lock is released when this process ends, even if it is killed.
 
     Args:
-        directory: Of a copy; made if it is not there.
-        on_wait: Told the process id of who holds it, once, when this has to wait.
+        directory: Directory of the copy.
+        on_wait: Called once with the process id of the lock's owner, if this call has to wait.
 
     Raises:
-        CopyError: It cannot be made.
-        StoreError: Somebody else owns it.
+        CopyError: The directory cannot be created.
+        StoreError: Another user owns the directory.
     """
     is_waiting = False
     with contextlib.ExitStack() as stack:
@@ -218,11 +218,11 @@ def create_and_lock(directory: Path, *, on_wait: Callable[[int], None]) -> Itera
 
 @contextlib.contextmanager
 def lock_copy(directory: Path) -> Iterator[RootedDir]:
-    """No other process works at a copy that is there. Yields it, open.
+    """Lock the directory of an existing copy. Yield it open.
 
     Raises:
-        CopyInUseError: One does.
-        FileNotFoundError: It is not there any more.
+        CopyInUseError: Another process holds the lock.
+        FileNotFoundError: The copy no longer exists.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -241,13 +241,13 @@ def _lock_and_open(
     held_as = stack.enter_context(lock)
     try:
         descriptor = os.open(held_as, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError as err:  # not the copy: that is held
+    except FileNotFoundError as err:  # /proc is missing, because the lock keeps the copy
         raise CopyError(f"nothing is done with {directory}: /proc is not mounted; mount it") from err
     return stack.enter_context(RootedDir(str(directory), descriptor=descriptor, is_own=True))
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether a process works at a copy now."""
+    """Return whether a process holds the lock of a copy."""
     try:
         with directory_lock(directory, within_seconds=0):
             return False
@@ -258,7 +258,7 @@ def is_held(directory: Path) -> bool:
 
 
 def holder_of(directory: Path) -> int:
-    """Return the process that works at a copy, as its record says; 0 when that does not."""
+    """Return the recorded process of a copy; 0 without a record."""
     record = read_record(directory)
     return 0 if record is None else record.pid
 
@@ -285,24 +285,24 @@ def _create(directory: Path) -> None:
 
 
 def list_copies(config: Config) -> list[CopyRecord]:
-    """Return every copy that is known, with the state that it is in now."""
+    """Return all known copies with their current states."""
     return [replace(record, state=_state_of(record)) for record in iterate_copies(config)]
 
 
 def _state_of(record: CopyRecord) -> str:
     directory = Path(record.directory)
     if not directory.is_dir():
-        return GONE  # a tmpfs does not outlive the machine's restart
+        return GONE  # a tmpfs is lost at a restart of the machine
     if record.state in (COPYING, REMOVING):
         return record.state if is_held(directory) else INTERRUPTED
     return record.state
 
 
 def find_copies(text: str, config: Config) -> list[CopyRecord]:
-    """Return the copies that a URL of an origin, or the path of a copy, names.
+    """Find copies by the URL of their origin or by their own path.
 
     Raises:
-        NotACopyError: There is none; nothing that prefeed did not make is ever removed.
+        NotACopyError: There is no such copy. Nothing else is ever removed.
     """
     url = canonical_url(text)
     by_path = _read_copy_at(Path(url)) if url.startswith("/") else None
@@ -321,19 +321,19 @@ def _read_copy_at(path: Path) -> CopyRecord | None:
 
 
 def unstage(record: CopyRecord, config: Config) -> None:
-    """The copy is gone, and so is what the home knew of it; one that was gone already is forgotten.
+    """Remove a copy and its record in the home. A copy that was lost loses the record only.
 
-    Links in it are removed and never followed. Files that somebody reads are theirs until they close them.
+    Links are removed without following them. Open files stay readable until they are closed.
 
     Raises:
         CopyInUseError: A process is copying.
-        CopyError: Something of it cannot be removed; the next call resumes.
+        CopyError: A file cannot be removed. The next call resumes.
     """
     directory = Path(record.directory)
     try:
         with lock_copy(directory) as own:
             if read_record(directory) is not None:
-                with contextlib.suppress(OSError):  # a full disk; the record only tells lists what is going on
+                with contextlib.suppress(OSError):  # on a full disk; this state is for lists only
                     write_record(replace(record, state=REMOVING), config)
                 remove_held(own, config)
     except FileNotFoundError:
@@ -344,12 +344,12 @@ def unstage(record: CopyRecord, config: Config) -> None:
 
 
 def remove_held(own: RootedDir, config: Config) -> None:
-    """Nothing that prefeed made is left of a copy that the caller holds.
+    """Remove all files of a locked copy that prefeed created.
 
     Raises:
-        OSError: Something of it cannot be removed: the first of what stays; the rest is gone.
+        OSError: First of the files that could not be removed. All others are removed.
     """
-    # Kept as numbers: an error that a local name refers to would keep the frames of all callers until they are collected.
+    # Kept as numbers, because an exception in a local variable keeps the frames of all callers in memory.
     failures: list[tuple[int, str, str]] = []
 
     def failed(where: str, err: OSError) -> None:
@@ -367,6 +367,6 @@ def remove_held(own: RootedDir, config: Config) -> None:
         raise OSError(*failures[0])
     os.unlink(MARKER, dir_fd=own.descriptor)
     forget_copy(own.root, config)
-    with contextlib.suppress(OSError):  # files that prefeed did not make stay, and other copies
+    with contextlib.suppress(OSError):  # not empty: other copies, or files that prefeed did not create
         os.rmdir(own.root)
         os.rmdir(os.path.dirname(own.root))

@@ -1,12 +1,11 @@
-"""How many bytes a copy may still write, and which objects get one when there is no room for all.
+"""Limits the size of a copy, and selects the objects to copy if not all fit.
 
-The room is what is free, less what must stay free. A node cache counts with what it has taken: of memory that others take, it
-gives back its own. Reading the machine and deciding are kept apart: ``compute_space`` and ``choose`` are pure.
+The limit is the free space less a reserve. In memory, the cache of the node server counts as free, because it shrinks when other programs
+need memory. ``compute_space`` and ``select_copies`` are pure; ``measure_limits`` reads the machine.
 
-Every sample is read once per epoch, in any order: a byte of one file saves as much as a byte of another, but each
-file saves an open, which is what slow storage charges for. So small files first: 1 GiB of files of 84 KB saves 12,800
-opens per epoch, 1 GiB of files of 1 MiB saves 1,024. A user who knows better (only a part of the files is read, some are
-read often) gives an order.
+Small files are selected first. Each epoch reads every sample once, so that a copied file saves one open of slow storage, whatever its
+size: 1 GiB of 84 KB files saves 12,800 opens per epoch, 1 GiB of 1 MiB files saves 1,024. Users can give another order, for example if
+some files are read more often.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ from prefeed.transfer.entries import Entry
 
 BLOCK_BYTES: Final = 4096
 INODE_BYTES: Final = 1024
-"""What a file takes beside its blocks, in a tmpfs as on a disk: inode and directory entry."""
+"""Space of a file in addition to its blocks, for the inode and directory entry, on tmpfs and on disk."""
 
 _MEASURE_EVERY_BYTES: Final = 64 * 1024**2
 _LAST: Final = np.iinfo(np.int64).max
 
 
 def footprint(size_bytes: int) -> int:
-    """Return what a file of this size takes of a file system; one of unknown size (-1) counts as small."""
+    """Return the space of a file in a file system, in bytes. An unknown size (-1) counts as small."""
     return -(-max(1, size_bytes) // BLOCK_BYTES) * BLOCK_BYTES + INODE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceLimits:
-    """What bounds a copy in one place; None: does not.
+    """Limits for a copy in one place.
 
     Attributes:
-        free_bytes: Free on the file system.
-        floor_bytes: Of it must stay free.
-        free_files: Files that the file system can still take; None where it does not count them.
-        memory: Of the machine and the control groups, when the place is in memory.
+        free_bytes: Free space of the file system.
+        floor_bytes: Part of it that must stay free.
+        free_files: Number of files that can still be created; None if the file system does not limit it.
+        memory: Memory of the machine and the control groups; None for a place on disk.
     """
 
     free_bytes: int
@@ -61,7 +60,7 @@ class SpaceLimits:
 
 
 def compute_space(found: SpaceLimits) -> tuple[int, str]:
-    """Return how many bytes may still be written there, and what it is that leaves no more. Pure."""
+    """Return how many bytes may still be written, and the reason for this limit. Pure."""
     floor = f"{in_gib(found.floor_bytes)} of the file system stay free"
     bounds = [(found.free_bytes - found.floor_bytes, floor)]
     if found.memory is not None:
@@ -71,13 +70,13 @@ def compute_space(found: SpaceLimits) -> tuple[int, str]:
 
 
 class SpaceBudget:
-    """The bytes that a copy may still write: taken before they are written.
+    """Space that a copy may still use. It is reserved before a file is written.
 
     **Threads**: any.
 
     Args:
-        left_bytes: Those planned.
-        measure: Returns what the machine allows now: another program may be filling the same place.
+        left_bytes: Planned space in bytes.
+        measure: Returns the currently allowed bytes and the reason, because another program may fill the same place.
     """
 
     def __init__(self, left_bytes: int, measure: Callable[[], tuple[int, str]]) -> None:
@@ -87,10 +86,10 @@ class SpaceBudget:
         self._unmeasured_bytes = 0
 
     def take(self, size_bytes: int) -> int:
-        """Return what a file of this size was given of the room.
+        """Reserve the space of a file and return its size in bytes.
 
         Raises:
-            TargetFullError: There is not as much left.
+            TargetFullError: Not enough space is left.
         """
         wanted = footprint(size_bytes)
         with self._lock:
@@ -106,13 +105,13 @@ class SpaceBudget:
         return wanted
 
     def release(self, taken_bytes: int) -> None:
-        """What was taken was not written."""
+        """Return reserved space that was not used."""
         with self._lock:
             self._left_bytes += taken_bytes
 
 
 class BoundedSink:
-    """A sink that takes no more than there is room for."""
+    """Sink that reserves space for each file."""
 
     def __init__(self, sink: DirectorySink, ledger: SpaceBudget) -> None:
         self._sink, self._ledger = sink, ledger
@@ -131,7 +130,7 @@ class BoundedSink:
 
 
 def measure_limits(place: Path, config: Config) -> SpaceLimits:
-    """Read what bounds a copy in a directory, which exists."""
+    """Measure the limits for a copy in an existing directory."""
     status = os.statvfs(place)
     total = status.f_blocks * status.f_frsize
     in_memory = is_tmpfs(place)
@@ -146,21 +145,21 @@ def measure_limits(place: Path, config: Config) -> SpaceLimits:
 
 
 def measure_space(place: Path, config: Config) -> tuple[int, str]:
-    """Return how many bytes may be written to a directory now, and what leaves no more."""
+    """Return how many bytes may be written to a directory now, and the reason for this limit."""
     return compute_space(measure_limits(place, config))
 
 
-# ---------------------------------------------------------------- what is copied
+# ---------------------------------------------------------------- selection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySelection:
-    """What is to be copied.
+    """Objects that were selected for copying.
 
     Attributes:
-        chosen: Whether each object gets a copy, shape (num_objects,).
-        order: Indices of the chosen ones, first to last.
-        room_bytes: What their copies take.
+        chosen: True for selected objects, shape (num_objects,).
+        order: Indices of the selected objects, first to last.
+        room_bytes: Space of their copies in bytes.
     """
 
     chosen: NDArray[np.bool_]
@@ -171,14 +170,13 @@ class CopySelection:
 def select_copies(
     entries: Sequence[Entry], *, budget_bytes: int, is_there: NDArray[np.bool_], positions: Mapping[str, int] | None
 ) -> CopySelection:
-    """Return which objects fit into the budget.
+    """Select the objects whose copies fit into the budget.
 
     Args:
         entries: All objects.
-        budget_bytes: The most that their copies may take together.
-        is_there: Which of them have a copy already, shape (num_objects,): without ``positions`` those are kept before
-            others are copied.
-        positions: Place of paths in an order; what is not in it comes after it, small ones first.
+        budget_bytes: Maximum space of all copies, in bytes.
+        is_there: True for existing copies, shape (num_objects,). Without ``positions`` they are kept before others are copied.
+        positions: Position of each path in the user's order. Other paths follow, small ones first.
     """
     rooms = np.fromiter((footprint(entry.size_bytes) for entry in entries), np.int64, len(entries))
     if positions is None:
@@ -188,7 +186,7 @@ def select_copies(
     sizes = np.fromiter(
         (entry.size_bytes if entry.size_bytes >= 0 else _LAST for entry in entries), np.int64, len(entries)
     )
-    order = np.lexsort((sizes, order_keys))  # stable: of equal sizes, those that come first
+    order = np.lexsort((sizes, order_keys))  # stable, so equal sizes stay in order
     taken = _select_fitting(rooms[order], budget_bytes)
     chosen = np.zeros(len(entries), np.bool_)
     chosen[order[taken]] = True
@@ -196,7 +194,7 @@ def select_copies(
 
 
 def require_any_fit(left: Sequence[Entry], num_copies: int, room_bytes: int, why: str, place: Path) -> None:
-    """Raise ``DoesNotFitError`` if there is no copy at all, because each object is left out."""
+    """Raise ``DoesNotFitError`` if no object at all fits."""
     if left and not num_copies:
         smallest = min(footprint(entry.size_bytes) for entry in left)
         raise DoesNotFitError(
@@ -208,7 +206,7 @@ def require_any_fit(left: Sequence[Entry], num_copies: int, room_bytes: int, why
 
 
 def _select_fitting(rooms: NDArray[np.int64], budget_bytes: int) -> NDArray[np.bool_]:
-    """Return which are taken when each in turn is taken if it still fits."""
+    """Select each object in turn if it still fits."""
     taken = np.cumsum(rooms) <= budget_bytes
     if taken.all():
         return taken
@@ -221,7 +219,7 @@ def _select_fitting(rooms: NDArray[np.int64], budget_bytes: int) -> NDArray[np.b
 
 
 def parse_order(lines: Sequence[str], *, root: str) -> dict[str, int]:
-    """Return the place of each path in an order: one per line, relative to the root or absolute below it."""
+    """Parse the user's order: one path per line, relative to the root or absolute below it. Return positions by path."""
     prefix = root.rstrip("/") + "/"
     positions: dict[str, int] = {}
     for line in lines:

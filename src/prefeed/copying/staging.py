@@ -1,11 +1,11 @@
-"""Making a local copy of a data set, or of the part of it that fits; ``prefeed stage``.
+"""Creates or updates a local copy of a data set, or of the part of it that fits, for ``prefeed stage``.
 
 ::
 
-    lock ─→ list the origin, scan the copy ─→ what is whole and unchanged stays
-                                            ├→ what the origin has no more is removed
-                                            ├→ what fits is copied
-                                            └→ of a directory, the rest becomes links to it
+    lock ─→ list the origin, scan the copy ─→ keep complete, unchanged files
+                                            ├→ remove files that the origin no longer has
+                                            ├→ copy objects that fit
+                                            └→ if the origin is a directory, link the rest
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ _RESERVE_BYTES: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
-    """What is wanted.
+    """Arguments of ``stage``.
 
     Attributes:
-        url: The origin, as it was typed: credentials in it are used, and appear nowhere.
-        place: Directory on the file system that gets the copy.
-        size_bytes: The most that it may take; None: what there is.
-        order: Paths in the order in which they are to get a copy when not all can; None: small files first.
-        allow_partial: A part of an origin that is no directory will do.
+        url: URL of the origin as typed. Credentials in it are used but never shown.
+        place: Directory on the file system for the copy.
+        size_bytes: Maximum space of the copy in bytes; None for no limit.
+        order: Paths in the order in which they are copied if not all fit; None for small files first.
+        allow_partial: True to accept a partial copy of an origin that is not a directory.
     """
 
     url: str
@@ -94,21 +94,21 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """What a run is about to do.
+    """Planned work of a run.
 
     Attributes:
         num_objects: Objects of the origin.
-        total_bytes: Their size.
-        num_kept: Copies that are there already, and right.
-        num_to_copy: Copies to be made.
-        bytes_to_copy: Their size.
-        num_left: Objects without room for a copy.
-        left_bytes: Their size.
-        num_removed: Copies removed because the origin has their objects no more.
-        opens_per_gib: Opens that a GiB of the chosen copies saves.
-        room_bytes: What the copy may take.
-        why: What leaves no more room.
-        has_links: Whether objects without a copy are links to the origin.
+        total_bytes: Their size in bytes.
+        num_kept: Existing copies that are up to date.
+        num_to_copy: Objects to copy.
+        bytes_to_copy: Their size in bytes.
+        num_left: Objects for which there is no space.
+        left_bytes: Their size in bytes.
+        num_removed: Files to remove, because the origin no longer has them.
+        opens_per_gib: Opens of the origin that a GiB of the copy saves per epoch.
+        room_bytes: Maximum space of the copy in bytes.
+        why: Reason for this maximum.
+        has_links: True if objects without a copy become links to the origin.
     """
 
     num_objects: int
@@ -127,7 +127,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageEvents:
-    """Who is told how far a run is, in the caller's thread."""
+    """Callbacks for the progress of a run, called in the caller's thread."""
 
     waiting: Callable[[int], None] = lambda _: None
     listing: ListingProgress = lambda _objects, _bytes: None
@@ -137,14 +137,14 @@ class StageEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResult:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        record: The copy as it is now.
-        plan: What was to be done.
-        summary: What was copied in this run.
-        failures: Objects that could not be copied, and why.
-        is_usable: Whether each name of the origin is there, as a copy or as a link: what was asked for.
+        record: Current record of the copy.
+        plan: Planned work.
+        summary: Objects copied in this run.
+        failures: Objects that could not be copied, with reasons.
+        is_usable: True if each object has a copy or a link, or if a part was accepted.
     """
 
     record: CopyRecord
@@ -155,16 +155,16 @@ class StageResult:
 
 
 def stage(request: StageRequest, config: Config, events: StageEvents | None = None) -> StageResult:
-    """A copy of the origin lies in the place, as far as there is room; what a former run left there is used.
+    """Create or update the copy of an origin, as far as there is space.
 
-    Whatever ends this, the next call resumes there: a file that is in the copy is whole.
+    If this call is interrupted, the next one resumes: a file in the copy is always complete.
 
-    **Blocking**: for as long as it takes, and before that while another process works at the same copy.
+    **Blocking**: until the copy is done. If another process works on the same copy, this call first waits for it.
 
     Raises:
-        SourceError: The origin cannot be listed, or answers no more.
-        DoesNotFitError: There is no room for all of an origin that is no directory, and a part was not asked for.
-        CopyError: The place cannot be written.
+        SourceError: Listing failed, or the origin no longer responds.
+        DoesNotFitError: No object fits; or the origin is not a directory, not all fit, and ``allow_partial`` is False.
+        CopyError: The place is not writable.
     """
     url = canonical_url(request.url)
     directory = copy_directory(request.place, url)
@@ -177,7 +177,7 @@ def stage(request: StageRequest, config: Config, events: StageEvents | None = No
         try:
             return _StageRun(source, own, request, config, events).run()
         except OSError as err:
-            if isinstance(err, PrefeedError):  # some of the origin's errors are OSErrors too
+            if isinstance(err, PrefeedError):  # some errors of origins are also OSErrors
                 raise
             where = err.filename or directory
             raise CopyError(f"{where}: {err.strerror}; copied files stay", path=str(directory)) from err
@@ -193,7 +193,7 @@ def _refuse_overlap(url: str, directory: Path) -> None:
 
 
 class _StageRun:
-    """One run, in the caller's thread; the directory of the copy is held."""
+    """One run in the caller's thread, which holds the lock of the copy."""
 
     def __init__(
         self, source: Source, own: RootedDir, request: StageRequest, config: Config, events: StageEvents
@@ -213,7 +213,7 @@ class _StageRun:
         with self._own.open_inner(DATA) as self._data:
             with contextlib.closing(DirectorySink(self._data, work=(self._own, INCOMING), mode=0o600)) as sink:
                 result = self._run(sink)
-            self._save(result.record)  # in the room of what was in the sink's own directory
+            self._save(result.record)  # uses the space freed by the work directory
         return result
 
     def _run(self, sink: DirectorySink) -> StageResult:
@@ -235,10 +235,10 @@ class _StageRun:
         summary = self._copy(found, BoundedSink(sink, SpaceBudget(found.left_bytes, self._measure_space)))
         return self._finish(found, plan, sink, summary, full=full)
 
-    # ---------------------------------------------------------------- before
+    # ---------------------------------------------------------------- planning
 
     def _reserve_space(self) -> None:
-        """The last record can be written where the place is full: this file goes before it."""
+        """Reserve space for the last record with a file, which is removed before that record is written."""
         with contextlib.suppress(OSError), self._own.directory(INCOMING) as incoming:
             file = os.open(_RESERVE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=incoming)
             with open(file, "wb") as spare:
@@ -254,7 +254,7 @@ class _StageRun:
             folds_case=sink.folds_case,
             compute_budget=self._compute_budget,
         )
-        # Files that are missing may be in a directory that cannot be read.
+        # Missing files may be in an unreadable directory.
         is_hidden = isinstance(self._source, PosixTree) and self._source.left_out.count
         return replace(found, vanished=[]) if is_hidden else found
 
@@ -262,7 +262,7 @@ class _StageRun:
         return measure_space(Path(self._data.root), self._config)
 
     def _compute_budget(self, own_bytes: int) -> tuple[int, str]:
-        """Return what the copy may take with what it takes already, and why not more."""
+        """Return the maximum space of the copy, including the existing part, and the reason for it."""
         allowed, why = self._measure_space()
         asked = self._request.size_bytes
         if asked is not None and asked <= allowed + own_bytes:
@@ -307,10 +307,10 @@ class _StageRun:
                 free_files=free,
             )
 
-    # ---------------------------------------------------------------- the tree
+    # ---------------------------------------------------------------- changes
 
     def _remove(self, found: Comparison) -> None:
-        """What is not to be there goes, before anything is written: its room is part of the plan."""
+        """Remove obsolete files first, because the plan uses their space."""
         for one in (*found.vanished, *(() if self._has_links else found.dropped)):
             if reason := self._data.remove_unchanged(one):
                 where = self._data.locate(one.path)
@@ -318,10 +318,10 @@ class _StageRun:
         wanted = found.directories | set(self._source.directories if isinstance(self._source, PosixTree) else ())
         for directory in reversed(found.existing_directories):
             if directory not in wanted:
-                self._data.remove_empty(directory)  # it stays where something else lies in it
+                self._data.remove_empty(directory)  # fails if it is not empty
 
     def _create_links(self, found: Comparison, sink: DirectorySink) -> str | None:
-        """Directories and links are there; returns why not all, when the place is full."""
+        """Create directories and links. Return the error message if the place is full, else None."""
         if not isinstance(self._source, PosixTree):
             return None
         try:
@@ -339,7 +339,7 @@ class _StageRun:
             with self._data.parent_of(entry.path) as (parent, name):
                 if os.readlink(name, dir_fd=parent) == target:
                     return
-        except OSError:  # no link, or nothing
+        except OSError:  # not a link, or missing
             pass
         sink.link(entry.path, target)
 
@@ -353,15 +353,15 @@ class _StageRun:
         self._events.copying(progress)
         if progress.seconds - self._recorded >= _RECORD_SECONDS:
             self._recorded = progress.seconds
-            with contextlib.suppress(OSError):  # the place is full, perhaps: the files matter more
+            with contextlib.suppress(OSError):  # a full place; the files matter more
                 write_record(self._add_copied(progress.num_copied, progress.bytes_copied), self._config)
 
-    # ---------------------------------------------------------------- after
+    # ---------------------------------------------------------------- result
 
     def _finish(
         self, found: Comparison, plan: StagePlan, sink: DirectorySink, summary: CopySummary, *, full: str | None
     ) -> StageResult:  # fmt: skip
-        """Names without a copy become links where they can; the record says how it stands."""
+        """Link objects that were not copied, and return the result with the final record."""
         absent = self._find_uncopied(found, summary, step_ns=sink.step_ns)
         linked = list(found.left) if self._has_links else []
         missing = [] if self._has_links else [*found.left, *absent]
@@ -418,16 +418,15 @@ class _StageRun:
         write_record(record, self._config)
 
 
-# ---------------------------------------------------------------- what is there, and what is to be done
+# ---------------------------------------------------------------- comparison
 
 
 class PosixTree(PosixSource):
-    """A directory whose listing also notes the directories: empty ones are classes of an ImageFolder too.
+    """Directory source that also records directories, because an empty one is a class of an ImageFolder, too.
 
     Args:
         root: Directory.
-        target: Where the copy goes; a link of the data set that leads there is not followed, or each copy would have
-            the one before it in it.
+        target: Directory of the copy. Links to it are not followed, because the copy would contain its predecessor.
     """
 
     def __init__(self, root: str, target: Path) -> None:
@@ -437,17 +436,17 @@ class PosixTree(PosixSource):
         self._target = (status.st_dev, status.st_ino)
 
     def list_names(self, *, progress: ListingProgress | None = None) -> FileNames:
-        """Return the names of every file, and note the directories."""
+        """List the names of all files, and record the directories."""
         names = list_names(self.url, progress=progress, avoid=frozenset({self._target}))
         self.directories = [os.fsdecode(directory.path) for directory in names.directories if directory.path]
         return names
 
 
 def _list_origin(source: Source, progress: ListingProgress) -> list[Entry]:
-    """Return every object of the origin; about 300 bytes of memory each.
+    """List all objects of the origin. Each takes about 300 bytes of memory.
 
     Raises:
-        EmptyListingError: There are none: a storage that is not mounted must not empty its copy.
+        EmptyListingError: No objects were found. Storage that is not mounted must not empty its copy.
         SourceError: The listing failed.
     """
     entries: list[Entry] = []
@@ -464,10 +463,10 @@ def _list_origin(source: Source, progress: ListingProgress) -> list[Entry]:
 
 
 def _scan(data: RootedDir) -> tuple[dict[str, Entry], list[str]]:
-    """Return all files and links of a copy by relative path, and its directories, those above before those below.
+    """Scan a copy. Return its files and links by path, and its directories, parents first.
 
     Raises:
-        CopyError: Something is mounted in it, which is not prefeed's to write over and to remove; or cannot be looked at.
+        CopyError: The copy contains a mount, which prefeed must not change, or an unreadable directory.
     """
     directories: list[str] = []
 
@@ -488,24 +487,24 @@ def _scan(data: RootedDir) -> tuple[dict[str, Entry], list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A listing beside what is there.
+    """Differences between an origin and its copy.
 
     Attributes:
-        num_objects: Objects that are listed.
-        total_bytes: Their size.
-        to_copy: What gets a copy and has none, or an old one, first to last.
-        bytes_to_copy: Its size.
-        left: Objects for whose copies there is no room.
-        dropped: The copies of ``left`` that are there: they make room for others.
-        vanished: Files and links that are there and are not listed.
-        refused: Paths that can be no file there, and why.
-        num_kept: Copies that are right.
-        kept_bytes: Their size.
-        directories: Those that the listed objects lie in.
-        existing_directories: Those that are there, above before below.
-        room_bytes: The most that the copy may take.
-        left_bytes: What of it is left beside the copies that stay.
-        why: What leaves no more room.
+        num_objects: Listed objects.
+        total_bytes: Their size in bytes.
+        to_copy: Objects to copy because the copy is missing or outdated, first to last.
+        bytes_to_copy: Their size in bytes.
+        left: Objects for which there is no space.
+        dropped: Existing files of ``left``, which are removed or replaced by links.
+        vanished: Existing files and links that are not listed.
+        refused: Paths that cannot be stored there, with reasons.
+        num_kept: Up-to-date copies.
+        kept_bytes: Their size in bytes.
+        directories: Directories of the listed objects.
+        existing_directories: Directories of the copy, parents first.
+        room_bytes: Maximum space of the copy in bytes.
+        left_bytes: Part of it that is not used by kept copies.
+        why: Reason for the maximum.
     """
 
     num_objects: int
@@ -536,20 +535,20 @@ def compare(
     folds_case: bool,
     compute_budget: Callable[[int], tuple[int, str]],
 ) -> Comparison:
-    """Return what is to be done.
+    """Compare a listing with an existing copy and select the objects to copy.
 
     Args:
         listed: All objects of the origin.
-        files: What is there, links included, by path.
-        directories: Directories that are there.
+        files: Existing files and links by path.
+        directories: Existing directories.
         root: URL of the origin.
         order: See ``StageRequest.order``.
         step_ns: See ``is_copy``.
         folds_case: See ``split_storable``.
-        room: Told what the copies there take, returns what all may take in bytes, and why not more.
+        compute_budget: Receives the space of existing files in bytes. Returns the maximum space of the copy and the reason for it.
 
     Raises:
-        CopyError: The order names nothing that is at the origin.
+        CopyError: No path of the order exists at the origin.
     """
     entries, refused = split_storable(listed, folds_case=folds_case)
     are_there = np.fromiter(
@@ -566,7 +565,7 @@ def compare(
     to_copy = [entries[i] for i in choice.order.tolist() if not are_there[i]]
     left = [entries[i] for i in np.flatnonzero(~choice.chosen).tolist()]
     kept = [entries[i] for i in np.flatnonzero(choice.chosen & are_there).tolist()]
-    # An old copy makes room for the new one when that takes its place: until then, what is in flight takes a little more.
+    # Count an outdated copy as free. Until it is replaced, the copy temporarily takes a little more.
     kept_footprint = sum(footprint(files[entry.path].size_bytes) for entry in kept)
     paths = {entry.path for entry in entries}
     return Comparison(
@@ -592,5 +591,5 @@ def _has_copy(entry: Entry, found: Entry | None, step_ns: int) -> bool:
     if found is None:
         return False
     if entry.size_bytes < 0 and not entry.version:
-        return found.is_file  # the origin tells nothing of it: an interrupted run has to resume
+        return found.is_file  # without size and version, assume a copy, so that an interrupted run can resume
     return is_copy(entry, found, step_ns=step_ns)
