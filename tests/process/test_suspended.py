@@ -88,7 +88,7 @@ def _write_and_stop(tier: SharedTier, where: str, pipe: Pipe) -> None:
     elif where == "between turn and transaction":
         shared = tier._attach_to_write()
         assert shared is not None
-        with shared.turn.taken():
+        with shared.turn.hold():
             suspend_myself()
     else:
         with tier.batch() as batch:
@@ -133,12 +133,12 @@ def test_who_reads_inside_a_batch(tier: SharedTier) -> None:
 
 def test_threads_that_wait_for_the_turn_do_not_wait_one_after_the_other(tier: SharedTier) -> None:
     """The second does not begin to wait when the first has given up."""
-    turn = locks.Turn(tier.directory / "data.mdb")
+    turn = locks.ProcessLock(tier.directory / "data.mdb")
     with suspended(_write_and_stop, tier, "between turn and transaction"):
-        with pytest.raises(BlockingIOError), turn.taken():
+        with pytest.raises(BlockingIOError), turn.hold():
             raise AssertionError
-        assert turn.is_kept()
-        with pytest.raises(BlockingIOError), turn.taken(within_seconds=1000):
+        assert turn.has_timed_out()
+        with pytest.raises(BlockingIOError), turn.hold(within_seconds=1000):
             raise AssertionError
     turn.close()
 

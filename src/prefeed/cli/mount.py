@@ -13,7 +13,7 @@ from prefeed.cli.options import config_of, home_option
 from prefeed.cli.text import printable
 from prefeed.cli.url import absolute_url
 from prefeed.mount import Mounting, start_mount, stop_mount
-from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
+from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 
 
 @click.command(name="mount")
@@ -62,9 +62,9 @@ def _ended_by_signals(mounting: Mounting) -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         mounting.holder.terminate()
 
-    before = {number: signal.signal(number, end) for number in ENDING}
+    before = {number: signal.signal(number, end) for number in END_SIGNALS}
     try:
-        with ignoring_signals_of_jobs():
+        with ignore_job_signals():
             yield
     finally:
         for number, handler in before.items():

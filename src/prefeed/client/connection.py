@@ -21,7 +21,7 @@ from prefeed.sources.filesystems import OWN, mounted_devices
 from prefeed.sources.views import open_own_root
 from prefeed.store.namespaces import pid_namespace
 from prefeed.system.machine import network_namespace
-from prefeed.system.trust import require_kept
+from prefeed.system.trust import require_protected
 from prefeed.system.units import format_bytes
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import peer_process, place_of
@@ -198,7 +198,7 @@ class Connection:
             welcome = connection.request(hello, m.Welcome, within_seconds=min(_GREETING_SECONDS, answer_seconds))
             _require_same_places(config, welcome)
             if welcome.store_dir:
-                require_kept(welcome.store_dir)
+                require_protected(welcome.store_dir)
         except BaseException:
             connection.close()
             raise

@@ -23,7 +23,7 @@ from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerBusyEr
 from prefeed.limits import LIMITS_VARIABLE
 from prefeed.places import is_nowhere
 from prefeed.system.locks import file_lock
-from prefeed.system.signals import holding_signals_of_jobs
+from prefeed.system.signals import hold_job_signals
 from prefeed.wire.endpoint import SOCKET, connect_in, find_server, make_runtime_dir, peer_process, say_passed_over
 
 _ALREADY_RUNNING_STATUS = 4
@@ -238,7 +238,7 @@ def in_turn(config: Config) -> Iterator[None]:
 def _begin(config: Config, log: Path, arguments: Sequence[str] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """Start a server, and return it with where its words begin in the log."""
     environment = server_environment(config, os.environ)
-    with log.open("ab") as output, _without_forks(), holding_signals_of_jobs():
+    with log.open("ab") as output, _without_forks(), hold_job_signals():
         start = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "prefeed.server", *arguments],

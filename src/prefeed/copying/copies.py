@@ -33,7 +33,7 @@ from prefeed.errors import CopyError, CopyInUseError, NotACopyError
 from prefeed.places import expanded
 from prefeed.sources.urls import canonical_url
 from prefeed.store.directory import is_private, require_private
-from prefeed.system.files import make_private, replacing
+from prefeed.system.files import atomic_write, make_private
 from prefeed.system.locks import directory_lock
 from prefeed.system.machine import host_name
 from prefeed.transfer.rooted_dir import RootedDir
@@ -178,7 +178,7 @@ def _home_file(directory: str, config: Config) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
-    with replacing(file, private=True, durable=False) as opened:
+    with atomic_write(file, private=True, durable=False) as opened:
         opened.write(text.encode())
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from prefeed.system.machine import OF_PROCESS
+from prefeed.system.machine import PROCESS_PATHS
 
 if TYPE_CHECKING:
     from prefeed.types import Buffer
@@ -37,7 +37,7 @@ def absolute_path(name: str | bytes) -> str | None:
         return None
     if text[0] != "/":
         return _below_working_directory(text)
-    if text.startswith(OF_PROCESS):
+    if text.startswith(PROCESS_PATHS):
         return None
     if "/." in text or "//" in text:
         return _normal(text)

@@ -34,7 +34,7 @@ from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, JobNotFoundError
 from prefeed.sampleset.documents import Document, require_name
 from prefeed.sampleset.records import directory_of, names
-from prefeed.system.clock import repeating
+from prefeed.system.clock import call_periodically
 from prefeed.system.files import publish_private, write_private
 from prefeed.system.locks import file_lock, try_flock
 from prefeed.system.machine import Process, process_mark
@@ -154,7 +154,7 @@ class Records:
     def beating(self, name: str) -> Iterator[None]:
         """Other nodes see meanwhile that the job is under way."""
         file = self.directory / f"{name}.json"
-        with repeating(lambda: os.utime(file), every_seconds=_BEAT_SECONDS, name="prefeed-job"):
+        with call_periodically(lambda: os.utime(file), every_seconds=_BEAT_SECONDS, name="prefeed-job"):
             yield
 
     def log_of(self, name: str) -> Path:

@@ -17,7 +17,7 @@ from typing import Final
 from prefeed.config import Config
 from prefeed.errors import BadTargetNameError, JobError, JobSpecError, ObjectNotFoundError, PrefeedError, SourceError
 from prefeed.jobs.places import root_of
-from prefeed.system.paths import really_in
+from prefeed.system.paths import is_in_resolved
 from prefeed.transfer.entries import Entry, why_unsafe
 from prefeed.transfer.ordered_walk import OrderedWalk, WalkEvents
 from prefeed.transfer.rooted_dir import RootedDir, why_left
@@ -218,7 +218,7 @@ class DirectoryRemover:
         except OSError as err:
             raise JobError(f"{self._rooted.locate(path)}: {why_left(err)}") from err
         if status is not None and stat.S_ISLNK(status.st_mode):
-            if not really_in(self._rooted.locate(path), self._rooted.root):
+            if not is_in_resolved(self._rooted.locate(path), self._rooted.root):
                 raise JobSpecError(
                     f"{path!r} is a link that leaves {self._rooted.root}: nothing was removed; unlink it yourself if that is "
                     "what you want"

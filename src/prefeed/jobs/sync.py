@@ -514,7 +514,7 @@ class _Sync:
                 return f"it cannot be looked at: {err.strerror}"
             if original is None:
                 return ""  # somebody else has removed it
-        return place.why_not_kept(one, original, folds_case=self._folded is not None)
+        return place.why_not_copied(one, original, folds_case=self._folded is not None)
 
     def _delete_from(
         self, place: Root, listed: Iterable[Entry], *, keep: Collection[str] = ()

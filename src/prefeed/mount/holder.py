@@ -29,7 +29,7 @@ from prefeed.mount.daemon import Records, serve
 from prefeed.mount.request import SUBTYPE, MountRequest
 from prefeed.mount.service import WANTED
 from prefeed.system.locks import try_flock
-from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
+from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 
 _MOST_DEATHS: Final = 5
 _WITHIN_SECONDS: Final = 60.0
@@ -67,7 +67,7 @@ class Holder:
         try:
             features = self._greet()
             records = Records.empty()
-            for number in ENDING:
+            for number in END_SIGNALS:
                 signal.signal(number, self._end)
             signal.signal(signal.SIGALRM, self._end_daemon)
             status = 1
@@ -148,7 +148,7 @@ class Holder:
         """Be the daemon; never returns."""
         status = 1
         try:
-            for number in (*ENDING, signal.SIGALRM):
+            for number in (*END_SIGNALS, signal.SIGALRM):
                 signal.signal(number, signal.SIG_IGN)  # the holder unmounts, which ends this process
             if self._program is not None:
                 os.close(self._program.link)
@@ -212,7 +212,7 @@ def main() -> int:
         os.dup2(2, 1)  # a reader of its output gets the end of it
 
     try:
-        with ignoring_signals_of_jobs():
+        with ignore_job_signals():
             return Holder(request, config, said).run()
     except (PrefeedError, OSError) as err:
         said(str(err))

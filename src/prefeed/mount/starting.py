@@ -24,7 +24,7 @@ from prefeed.fuse.device import missing, mounted_at, unmount
 from prefeed.mount.request import KIND, MountRequest, read_bytes_for
 from prefeed.mount.tree import not_shown
 from prefeed.system.locks import flock_within
-from prefeed.system.signals import holding_signals_of_jobs
+from prefeed.system.signals import hold_job_signals
 from prefeed.wire.endpoint import make_runtime_dir
 
 _END_SECONDS: Final = 10.0
@@ -125,7 +125,7 @@ def _wait_for_holder(where: str) -> None:
 
 def _started(request: MountRequest, config: Config) -> Mounting:
     log = make_runtime_dir(config.runtime_dirs) / f"mount-{xxh3_64_hexdigest(request.point.encode())}.log"
-    with log.open("wb") as output, holding_signals_of_jobs():
+    with log.open("wb") as output, hold_job_signals():
         holder = subprocess.Popen(
             [sys.executable, "-m", "prefeed.mount.holder"],
             stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ from typing import Final, Self
 import msgspec
 
 from prefeed.errors import PackOccupiedError
-from prefeed.system.locks import is_named, locked_at_once
+from prefeed.system.locks import is_named, open_locked
 
 JOURNAL_NAME: Final = "prefeed-pack.journal"
 
@@ -88,7 +88,7 @@ class Journal:
         """
         path = directory / JOURNAL_NAME
         try:
-            descriptor = locked_at_once(
+            descriptor = open_locked(
                 lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644),
                 lambda opened: is_named(opened, path),
             )

@@ -33,7 +33,7 @@ from prefeed.sampleset.documents import Document, require_name
 from prefeed.sampleset.spec import SampleSetSpec, parse_spec
 from prefeed.sampleset.tiers import tier_settings
 from prefeed.store.node_directory import servers_elsewhere
-from prefeed.system.clock import repeating
+from prefeed.system.clock import call_periodically
 from prefeed.system.files import read_private, write_private
 from prefeed.system.locks import flock_within, try_flock
 from prefeed.system.removing import remove_tree
@@ -375,7 +375,7 @@ def working_at(found: SampleSet) -> Iterator[None]:
     """Inside it this process brings the set up; another one that does so is waited for."""
     with (
         _locked(found.directory / "working", _GONE_SECONDS) as lock,
-        repeating(lambda: os.utime(lock), every_seconds=_BEAT_SECONDS, name="prefeed-set"),
+        call_periodically(lambda: os.utime(lock), every_seconds=_BEAT_SECONDS, name="prefeed-set"),
     ):
         yield
 

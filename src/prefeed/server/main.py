@@ -48,7 +48,7 @@ from prefeed.store.writer import TierWriter
 from prefeed.system.memory import address_space
 from prefeed.system.memory_nodes import spread_new_pages
 from prefeed.system.removing import remove_tree
-from prefeed.system.signals import ENDING, ignoring_signals_of_jobs
+from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 from prefeed.system.trust import open_own
 from prefeed.system.units import format_bytes
 from prefeed.wire.endpoint import LOCK, make_runtime_dir, remove_in_transit
@@ -97,7 +97,7 @@ def run_foreground(config: Config, *, port: int = 0) -> int:
     allow_descriptors(all_of_them=True)
     runtime_dir = make_runtime_dir(config.runtime_dirs)
     with (
-        ignoring_signals_of_jobs(), _only_server(config, runtime_dir), _held_port(port), _node_directory(config) as own,
+        ignore_job_signals(), _only_server(config, runtime_dir), _held_port(port), _node_directory(config) as own,
         _stores(config, own) as (tier, sessions, on_tmpfs, notices, grant), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
         _remove_unused(config, own, runtime_dir, tier.directory)
@@ -431,7 +431,7 @@ def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
         handlers.is_stopping = True
         loop.wake()
 
-    previous = {number: signal.signal(number, stop) for number in ENDING}
+    previous = {number: signal.signal(number, stop) for number in END_SIGNALS}
     try:
         os.nice(_NICENESS)
         yield

@@ -36,7 +36,7 @@ from prefeed.errors import StoreFormatError
 from prefeed.sources.listing import ENCODING, UNKNOWN_SIZE, Listing, as_numbers, map_file, opened_while_replaced
 from prefeed.sources.manifest import HEADER
 from prefeed.system.paths import is_in
-from prefeed.system.trust import open_kept
+from prefeed.system.trust import open_protected
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
 
 FORMAT: Final = 2
@@ -123,7 +123,7 @@ class Catalogue(Listing):
 
     @classmethod
     def _open_once(cls, directory: Path, uid: str = "") -> Self:
-        files = open_kept(directory)
+        files = open_protected(directory)
         try:
             header = _read_header(files, directory)
             if uid and header.uid != uid:
@@ -216,7 +216,7 @@ class Catalogue(Listing):
         Views taken before stay valid. Nothing changes when the catalogue is gone or another one is in its place.
         """
         try:
-            files = open_kept(self.directory)
+            files = open_protected(self.directory)
         except OSError:
             return False
         try:

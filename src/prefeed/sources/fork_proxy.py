@@ -24,7 +24,7 @@ from prefeed.errors import SourceError, TransientSourceError, error_of
 from prefeed.limits import Limits
 from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.store_access import StoreAccess
-from prefeed.system.signals import holding_signals_of_jobs, ignoring_signals_of_jobs
+from prefeed.system.signals import hold_job_signals, ignore_job_signals
 from prefeed.types import FetchedObject, ObjectInfo
 
 _MODULE: Final = "prefeed.sources.fork_proxy"
@@ -201,7 +201,7 @@ class ForkedReader:
         fresh = self._process is None
         process = self._process
         if process is None:
-            with holding_signals_of_jobs():
+            with hold_job_signals():
                 process = subprocess.Popen(
                     [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
@@ -298,7 +298,7 @@ def _main(open_source: Callable[..., BrowsableSource]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, who closes the pipe.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with ignoring_signals_of_jobs():
+    with ignore_job_signals():
         _serve(open_source, sys.stdin.buffer, replies)
 
 

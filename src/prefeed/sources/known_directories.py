@@ -29,7 +29,7 @@ from prefeed.sources.file_names import Directory
 from prefeed.sources.file_versions import FileTable, ask_files
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.mounts import mount_type
-from prefeed.system.files import replacing
+from prefeed.system.files import atomic_write
 
 _DIRECTORIES: Final = "directories"
 _SUM_BYTES: Final = 8
@@ -69,7 +69,7 @@ def is_trusted(root: str) -> bool:
 def _write(generation: Path, data: bytes) -> None:
     with (
         contextlib.suppress(OSError),
-        replacing(generation / _DIRECTORIES, private=True, durable=False) as file,
+        atomic_write(generation / _DIRECTORIES, private=True, durable=False) as file,
     ):
         file.write(xxh3_64_digest(data) + data)
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from prefeed.errors import TierFullError
 from prefeed.sources.listing import allocate
-from prefeed.system.trust import open_in_kept
+from prefeed.system.trust import open_in_protected
 
 Words = NDArray[np.int64]
 
@@ -91,7 +91,7 @@ class LearnedMap:
     def refresh(self) -> bool:
         """Map the file if it is new, was replaced or has grown; return whether it was."""
         try:
-            descriptor = open_in_kept(self.directory / FILE, os.O_RDWR if self._WRITABLE else os.O_RDONLY)
+            descriptor = open_in_protected(self.directory / FILE, os.O_RDWR if self._WRITABLE else os.O_RDONLY)
         except OSError:
             return False
         try:

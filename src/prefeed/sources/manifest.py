@@ -46,7 +46,7 @@ from prefeed.sources.listing import (
     split_paths,
 )
 from prefeed.system.locks import flock_within
-from prefeed.system.trust import open_kept
+from prefeed.system.trust import open_protected
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, EntryKey
 
 FORMAT: Final = 3
@@ -205,7 +205,7 @@ class Manifest(Listing):
     @classmethod
     def _open_now(cls, path: Path, *, locked: bool) -> Manifest:
         generation = current_generation(path) or path
-        files = open_kept(generation)
+        files = open_protected(generation)
         try:
             opened = cls(generation, _map(generation, files, lock=locked))
             if opened.header.is_part:  # one per open object: a mapping costs a descriptor

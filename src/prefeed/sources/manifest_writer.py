@@ -37,7 +37,7 @@ from prefeed.sources.manifest import (
 )
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
-from prefeed.system.files import make_private, open_in_private, replacing, sync
+from prefeed.system.files import atomic_write, make_private, open_in_private, sync
 from prefeed.system.machine import is_on_own_disk
 from prefeed.system.removing import remove_tree
 from prefeed.types import ENTRY_KEY_BYTES, Buffer, ListingProgress, ObjectInfo
@@ -461,7 +461,7 @@ def _replace_current(directory: Path, name: str, began_at: float | None) -> str:
     except StoreFormatError:
         before = None
     sync(directory)  # the generation has its name before it is named
-    with replacing(directory / CURRENT, private=True) as file:
+    with atomic_write(directory / CURRENT, private=True) as file:
         file.write(name.encode())
         file.flush()
         if began_at is not None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from prefeed.config import Config
-from prefeed.system.paths import is_in, really_in
+from prefeed.system.paths import is_in, is_in_resolved
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
 
@@ -112,7 +112,7 @@ def is_within(place: str, root: str, mountinfo: str | None = None) -> bool:
         root: The same.
         mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
     """
-    if really_in(place, root):
+    if is_in_resolved(place, root):
         return True
     if not (place.startswith("/") and root.startswith("/")):
         return False

@@ -16,7 +16,7 @@ from prefeed.errors import ObjectNotFoundError, PrefeedError, SourceError, Store
 from prefeed.sources.listing import ENCODING
 from prefeed.sources.pack_index import HEAD_BYTES, INDEX_NAME, Extent, Head, PackIndex, version_of
 from prefeed.sources.protocol import RangeSource
-from prefeed.system.files import is_being_written, make_private, replacing
+from prefeed.system.files import atomic_write, is_being_written, make_private
 from prefeed.system.machine import is_on_own_disk
 from prefeed.types import Buffer, FetchedObject, ObjectInfo
 
@@ -182,7 +182,7 @@ class PackedSource:
 
     def _copy_to_home(self, head: Head, copy: Path) -> PackIndex:
         make_private(copy.parent)
-        with replacing(copy, private=True) as file:
+        with atomic_write(copy, private=True) as file:
             for chunk in self._chunks(head):
                 file.write(chunk)
             file.flush()

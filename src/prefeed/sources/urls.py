@@ -21,7 +21,7 @@ from prefeed.sources.protocol import BrowsableSource, Source
 from prefeed.sources.signed_urls import query_of
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.views import View, mark_of_directory
-from prefeed.system.machine import OF_PROCESS
+from prefeed.system.machine import PROCESS_PATHS
 
 OBJECT_STORE_SCHEMES: Final = ("s3", "gs", "az", "http", "https")
 KNOWN_SCHEMES: Final = ("file", *OBJECT_STORE_SCHEMES)
@@ -301,7 +301,7 @@ def _as_url(root: str) -> str:
 def _absolute(path: str) -> str:
     # abspath keeps a leading "//", which POSIX allows to mean something else; here it never does.
     absolute = "/" + os.path.abspath(path).lstrip("/")
-    return os.path.realpath(absolute) if absolute.startswith(OF_PROCESS) else absolute
+    return os.path.realpath(absolute) if absolute.startswith(PROCESS_PATHS) else absolute
 
 
 def _file_path(url: str) -> str:

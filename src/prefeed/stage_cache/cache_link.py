@@ -12,7 +12,7 @@ from typing import Final
 from prefeed.client.connection import Connection
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SessionNotFoundError
-from prefeed.system.trust import require_kept
+from prefeed.system.trust import require_protected
 from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache, OpenCache
 
 _log = logging.getLogger("prefeed")
@@ -211,5 +211,5 @@ def _open(connection: Connection, name: CacheName, *, within_seconds: float | No
     question = OpenCache(name.session, name.cache, name.description, size_bytes, name.spilling)
     opened = connection.request(question, CacheOpened, within_seconds=within_seconds)
     for directory in filter(None, (opened.memory_dir, opened.disk_dir)):
-        require_kept(directory)
+        require_protected(directory)
     return opened

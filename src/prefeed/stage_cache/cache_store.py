@@ -20,7 +20,7 @@ from prefeed.stage_cache.claims import Claims
 from prefeed.store.layout import PAGE_BYTES
 from prefeed.store.read_counts import ReadCounts, counted_reads
 from prefeed.store.shared import SharedTier, SharedTierStatistics
-from prefeed.system.memory import leaves_room
+from prefeed.system.memory import fits_in_memory
 from prefeed.system.units import in_gib
 from prefeed.wire.messages import CacheOpened
 
@@ -245,7 +245,7 @@ class CacheStore:
             on_disk = tier is not tiers[0]
             if tier not in tiers or (not on_disk and self._has_its_size(tier)):
                 return False
-            if not on_disk and not leaves_room(more_bytes):
+            if not on_disk and not fits_in_memory(more_bytes):
                 return False
             limit = self._here.link.grow(tier.limit_bytes + more_bytes, on_disk=on_disk)
             if limit <= tier.limit_bytes:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from prefeed.system.byte_locks import OwnFile, lock_bytes
+from prefeed.system.byte_locks import PerProcessFile, lock_bytes
 
 _NAME: Final = "claims"
 _OFFSETS: Final = (1 << 62) - 1
@@ -25,7 +25,7 @@ class Claims:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._file = OwnFile(Path(directory) / _NAME)
+        self._file = PerProcessFile(Path(directory) / _NAME)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Claims, (self._file.path.parent,))
@@ -46,7 +46,7 @@ class Claims:
     def _set(self, kind: int, key: bytes) -> bool:
         start = int.from_bytes(key[:8], "little") & _OFFSETS
         try:
-            with self._file.opened() as file:
+            with self._file.open() as file:
                 return lock_bytes(file, kind, start)
         except OSError:  # the cache was dropped, or there are no locks left: better made twice than not at all
             return True

@@ -300,7 +300,7 @@ def write_in_turn(shared: SharedEnvironment) -> Iterator[Any]:
         BlockingIOError: Another process keeps the turn.
         OSError: The store was removed.
     """
-    with held(shared), shared.turn.taken(), shared.env.begin(write=True, buffers=True) as txn:
+    with held(shared), shared.turn.hold(), shared.env.begin(write=True, buffers=True) as txn:
         yield txn
 
 

@@ -26,9 +26,9 @@ from prefeed.store.layout import (
 from prefeed.store.namespaces import is_foreign, namespace_of, record_namespace, try_take_table
 from prefeed.store.tree import last_transaction
 from prefeed.system.byte_locks import LocksUnsupportedError
-from prefeed.system.locks import directory_lock, when_free
+from prefeed.system.locks import directory_lock, retry_while_locked
 from prefeed.system.removing import remove_tree
-from prefeed.system.trust import is_mine, why_not_kept, why_not_private
+from prefeed.system.trust import is_mine, why_not_private, why_unprotected
 
 
 def prepare(directory: Path) -> int:
@@ -103,7 +103,7 @@ def _is_kept(path: Path) -> bool:
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and is_mine(found) and not why_not_kept(found)
+    return stat.S_ISDIR(found.st_mode) and is_mine(found) and not why_unprotected(found)
 
 
 def require_private(directory: Path) -> None:
@@ -177,7 +177,7 @@ def take_over(directory: Path) -> None:
         OSError: The directory cannot be used.
     """
     try:
-        when_free(directory, lambda: _try_take_over(directory))
+        retry_while_locked(directory, lambda: _try_take_over(directory))
     except BlockingIOError:
         remove_files(directory)
         _prepare_for_readers(directory)

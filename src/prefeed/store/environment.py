@@ -26,8 +26,8 @@ from prefeed.store.layout import (
 from prefeed.store.namespaces import is_foreign, namespace_of, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
 from prefeed.store.tree import require_whole
-from prefeed.system.large_pages import mapped_at_large_page
-from prefeed.system.locks import PATIENCE_SECONDS, TURN_SECONDS, Turn, directory_lock, when_free
+from prefeed.system.large_pages import align_next_mapping
+from prefeed.system.locks import PATIENCE_SECONDS, TURN_SECONDS, ProcessLock, directory_lock, retry_while_locked
 
 DAMAGE: Final = (
     lmdb.BadTxnError, lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
@@ -70,7 +70,7 @@ def open_to_read(directory: Path, layout: Layout, *, adopts: bool, shown: Path) 
     file_bytes = os.stat(data_path(directory)).st_size
 
     def open_env() -> lmdb.Environment:
-        with mapped_at_large_page(file_bytes):
+        with align_next_mapping(file_bytes):
             return lmdb.open(
                 os.fspath(directory), map_size=0 if layout is TIER_LAYOUT else file_bytes, readonly=True, create=False, max_dbs=MAX_TABLES,
                 max_readers=max_readers, readahead=False, lock=in_table,
@@ -107,7 +107,7 @@ class SharedEnvironment:
         self.layout = layout
         self.tables: tuple[Any, Any] = (None, None)
         self.reservation: Reservation | None = None
-        self.turn: Turn = Turn(data_path(Path(path)))
+        self.turn: ProcessLock = ProcessLock(data_path(Path(path)))
         self._data_file: int | None = None
         self.written: bool = not readonly
         self.reopening = 0
@@ -152,7 +152,7 @@ class SharedEnvironment:
                 raise FileNotFoundError(f"the store in {directory} was replaced")
             # Not 0, which is what the last commit said, as for readers of a tier: LMDB cuts a file that it writes to the size of its map.
             file_bytes = os.stat(data_path(directory)).st_size
-            with mapped_at_large_page(file_bytes):
+            with align_next_mapping(file_bytes):
                 self.env.set_mapsize(0 if self.layout is TIER_LAYOUT and not self.written else file_bytes)
             if self.reservation is not None:
                 self.reservation.remapped(file_bytes)
@@ -275,7 +275,9 @@ def attach_reader_or_raise(
         BlockingIOError: Another process does not let go of the directory.
         OSError, lmdb.Error: The store cannot be opened.
     """
-    return when_free(directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds)
+    return retry_while_locked(
+        directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds
+    )
 
 
 def _attach_reader(directory: Path, layout: Layout, adopts: bool) -> SharedEnvironment | None:
@@ -356,7 +358,7 @@ def attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnviro
     Raises:
         BlockingIOError: Another process does not let go of the directory.
     """
-    return when_free(directory, lambda: _attach_to_write(directory, open_writing))
+    return retry_while_locked(directory, lambda: _attach_to_write(directory, open_writing))
 
 
 def _attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnvironment]) -> SharedEnvironment | None:
@@ -405,7 +407,7 @@ def _replace_environment(shared: SharedEnvironment, open_writing: Callable[[Path
     # Should opening fail, the holders are left with a closed environment: to them the store is empty, and they let go.
     # So nothing is closed while another process keeps the turn, which opening would need.
     with directory_lock(Path(shared.path), within_seconds=0) as held:
-        with shared.turn.taken(within_seconds=TURN_SECONDS):
+        with shared.turn.hold(within_seconds=TURN_SECONDS):
             pass
         _forget(shared)
         shared.close()
@@ -458,12 +460,12 @@ def try_adopt_size(shared: SharedEnvironment) -> bool:
         BlockingIOError: Another process does not let go of the directory.
         OSError: The file is no longer the one at its path.
     """
-    return when_free(Path(shared.path), lambda: try_remap(shared, shared.adopt_size))
+    return retry_while_locked(Path(shared.path), lambda: try_remap(shared, shared.adopt_size))
 
 
 def try_resize(shared: SharedEnvironment, map_bytes: int) -> bool:
     """Remap the file with another size; False while a reader of this process is inside a batch."""
-    with mapped_at_large_page(map_bytes):
+    with align_next_mapping(map_bytes):
         return try_remap(shared, lambda: shared.env.set_mapsize(map_bytes))
 
 

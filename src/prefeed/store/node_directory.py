@@ -27,7 +27,7 @@ from typing import Final, Self
 
 from prefeed.errors import ServerError
 from prefeed.store.directory import is_private
-from prefeed.system.locks import is_named, locked_at_once
+from prefeed.system.locks import is_named, open_locked
 from prefeed.system.machine import Process, boot_name, boot_time, is_on_own_disk
 from prefeed.system.removing import remove_tree
 
@@ -193,7 +193,7 @@ def _locked(path: Path) -> int:
         path.mkdir(mode=0o700, exist_ok=True)
         return os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    return locked_at_once(opened, lambda lock: is_named(lock, path / _LOCK))
+    return open_locked(opened, lambda lock: is_named(lock, path / _LOCK))
 
 
 def _directories(parent: Path) -> Iterator[Path]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prefeed.system.byte_locks import OwnFile, lock_bytes
-from prefeed.system.trust import open_in_kept
+from prefeed.system.byte_locks import PerProcessFile, lock_bytes
+from prefeed.system.trust import open_in_protected
 
 _NAME: Final = "reads"
 _SLOT: Final = struct.Struct("<QQ")
@@ -40,13 +40,13 @@ class ReadCounts:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._file = OwnFile(Path(directory) / _NAME)
+        self._file = PerProcessFile(Path(directory) / _NAME)
         self._slot: _Slot | None = None
 
     def try_add(self, hits: int, misses: int) -> bool:
         """Add reads; False when that cannot be: the cache was dropped, the file system is full, or all slots are taken."""
         try:
-            with self._file.opened() as file:
+            with self._file.open() as file:
                 slot = self._slot_of(file)
                 if slot is None:
                     return False
@@ -80,7 +80,7 @@ class ReadCounts:
 def counted_reads(directory: Path) -> tuple[int, int]:
     """Return hits and misses of all processes since the store's directory was made."""
     try:
-        with open(open_in_kept(directory / _NAME, os.O_RDONLY), "rb") as file:
+        with open(open_in_protected(directory / _NAME, os.O_RDONLY), "rb") as file:
             data = file.read()
     except OSError:
         return 0, 0

@@ -29,7 +29,7 @@ from prefeed.store.layout import (
 from prefeed.store.namespaces import is_open_elsewhere, record_namespace, say_in_use_elsewhere, try_take_table
 from prefeed.store.reservation import Reservation
 from prefeed.store.tree import Walk, require_whole
-from prefeed.system.large_pages import mapped_at_large_page
+from prefeed.system.large_pages import align_next_mapping
 from prefeed.system.locks import TURN_SECONDS, directory_lock
 
 _CHUNK_BYTES: Final = 64 * 1024
@@ -83,7 +83,7 @@ def shrink(shared: SharedEnvironment, limit_bytes: int) -> None:
     with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory, within_seconds=0):
         map_bytes = max(_map_bytes(directory, limit_bytes), end_of_data(shared))
         if identity_of(directory) == shared.identity and map_bytes < os.stat(data_path(directory)).st_size:
-            with mapped_at_large_page(map_bytes):
+            with align_next_mapping(map_bytes):
                 shared.env.set_mapsize(map_bytes)
             os.truncate(data_path(directory), map_bytes)
             if shared.reservation is not None:
@@ -174,7 +174,7 @@ def _open(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> Sh
     identity = identity_of(held)
     # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
     # writing into the map and syncing that (2026-11, docs/adr/0007-stage-caches.md).
-    with nullcontext() if on_disk else mapped_at_large_page(map_bytes):
+    with nullcontext() if on_disk else align_next_mapping(map_bytes):
         env = lmdb.open(
             os.fspath(held), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
             meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
@@ -229,8 +229,8 @@ def _prepare(shared: SharedEnvironment, held: Path, *, on_disk: bool) -> None:
         raise lmdb.VersionMismatchError(f"the store has layout {version!r}")
     if version is None and shared.reservation is not None and not shared.reservation.try_reserve(end + _FIRST_BYTES):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    # Opening a table is a write transaction to LMDB. Locks are held here: no one waits long, ``when_free`` asks again.
-    with shared.turn.taken(within_seconds=TURN_SECONDS):
+    # Opening a table is a write transaction to LMDB. Locks are held here: no one waits long, ``retry_while_locked`` asks again.
+    with shared.turn.hold(within_seconds=TURN_SECONDS):
         shared.open_tables(create=version is None)
         if version is None:
             with shared.env.begin(write=True) as txn:

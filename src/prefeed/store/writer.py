@@ -52,7 +52,7 @@ from prefeed.store.reservation import PageMaker
 from prefeed.store.sums import NOTHING, Found, Sums, examine
 from prefeed.store.values import delete_value, put_pieces, require_spare_pages, value_size, value_sizes
 from prefeed.system.byte_locks import LocksUnsupportedError
-from prefeed.system.large_pages import mapped_at_large_page
+from prefeed.system.large_pages import align_next_mapping
 from prefeed.system.locks import is_named
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
@@ -553,7 +553,7 @@ class _OverCapacityError(lmdb.MapFullError):
 
 def _open_env(directory: Path, map_bytes: int) -> lmdb.Environment:
     store_directory.reserve_lock_file(directory)
-    with mapped_at_large_page(map_bytes):
+    with align_next_mapping(map_bytes):
         return lmdb.open(
             os.fspath(directory), map_size=map_bytes, writemap=True, sync=False, metasync=False, readahead=False,
             meminit=False, mode=0o600, max_dbs=4, max_readers=MAX_READERS,

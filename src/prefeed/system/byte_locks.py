@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from prefeed.system.trust import open_in_kept
+from prefeed.system.trust import open_in_protected
 
 _FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
@@ -117,7 +117,7 @@ Nothing is waited for inside. One that can be taken twice: what is collected ins
 """
 
 
-class OwnFile:
+class PerProcessFile:
     """A file that each process opens for itself: at first use, made if it is not there; in a forked child again.
 
     **Threads and processes.** Any.
@@ -136,7 +136,7 @@ class OwnFile:
         return self._file is not None
 
     @contextmanager
-    def opened(self) -> Iterator[int]:
+    def open(self) -> Iterator[int]:
         """Inside it, the file stays open; what is done there must not wait.
 
         Raises:
@@ -144,7 +144,7 @@ class OwnFile:
         """
         with _lock:
             if self._file is None:
-                self._file = open_in_kept(self.path, os.O_RDWR | os.O_CREAT)
+                self._file = open_in_protected(self.path, os.O_RDWR | os.O_CREAT)
                 self.num_opened += 1
             yield self._file
 
@@ -156,7 +156,7 @@ class OwnFile:
                 os.close(file)
 
 
-_all: Final[weakref.WeakSet[ByteLocks | OwnFile]] = weakref.WeakSet()
+_all: Final[weakref.WeakSet[ByteLocks | PerProcessFile]] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:

@@ -11,7 +11,7 @@ Clock = Callable[[], float]
 
 
 @contextmanager
-def repeating(act: Callable[[], None], *, every_seconds: float, name: str) -> Iterator[None]:
+def call_periodically(act: Callable[[], None], *, every_seconds: float, name: str) -> Iterator[None]:
     """Inside it a thread of this name calls a function again and again; that the function fails with OSError means nothing."""
     ended = threading.Event()
 

@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Final
 
 from prefeed.errors import CredentialsError
-from prefeed.system.machine import is_gone, process_mark
+from prefeed.system.machine import has_ended, process_mark
 from prefeed.types import Buffer
 
 _ABANDONED_SECONDS: Final = 24 * 3600
 
-_OURS: Final = re.compile(r"([0-9a-f]{12}-[0-9]*-[0-9]+)\.[0-9a-f]{8}")
+_TEMPORARY_SUFFIX: Final = re.compile(r"([0-9a-f]{12}-[0-9]*-[0-9]+)\.[0-9a-f]{8}")
 """What stands behind the name of a file that is being written: ``process_mark``, and digits of chance."""
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, private: bool, durable: bool = True) -> Iterator[BufferedWriter]:
+def atomic_write(path: Path, *, private: bool, durable: bool = True) -> Iterator[BufferedWriter]:
     """Yield an empty file that takes the place of another, or of none, when the block ends; not when the block fails.
 
     Args:
@@ -40,15 +40,15 @@ def replacing(path: Path, *, private: bool, durable: bool = True) -> Iterator[Bu
     Raises:
         OSError: It cannot be written.
     """
-    with _beside(path, private=private, durable=durable) as file:
+    with _temporary_file(path, private=private, durable=durable) as file:
         yield file
-        _finish(file, durable=durable)
+        _flush(file, durable=durable)
         os.replace(file.name, path)
 
 
 def is_being_written(name: str) -> bool:
-    """Return whether this is the name of a file that ``replacing`` writes, or that its killed writer has left."""
-    return name.startswith(".") and _OURS.fullmatch(".".join(name.rsplit(".", 2)[1:])) is not None
+    """Return whether this is the name of a file that ``atomic_write`` writes, or that its killed writer has left."""
+    return name.startswith(".") and _TEMPORARY_SUFFIX.fullmatch(".".join(name.rsplit(".", 2)[1:])) is not None
 
 
 def read_private(path: Path) -> bytes | None:
@@ -82,21 +82,21 @@ def _require_private(status: os.stat_result, path: Path) -> None:
 
 def write_private(path: Path, data: bytes) -> None:
     """The file holds these bytes, whole or not at all, also after a power failure; no other user may read it."""
-    with replacing(path, private=True) as file:
+    with atomic_write(path, private=True) as file:
         file.write(data)
 
 
 def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
     """The same of several parts, one after the other, readable as the umask allows."""
-    with replacing(path, private=False) as file:
+    with atomic_write(path, private=False) as file:
         file.writelines(parts)
 
 
 def publish_private(path: Path, data: bytes) -> bool:
     """The same of a file that is not there; False when it is, and nothing was changed. Of all who do so one succeeds."""
-    with _beside(path, private=True, durable=True) as file:
+    with _temporary_file(path, private=True, durable=True) as file:
         file.write(data)
-        _finish(file, durable=True)
+        _flush(file, durable=True)
         try:
             os.link(file.name, path)
         except FileExistsError:
@@ -111,9 +111,9 @@ def publish_private(path: Path, data: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def _beside(path: Path, *, private: bool, durable: bool) -> Iterator[BufferedWriter]:
+def _temporary_file(path: Path, *, private: bool, durable: bool) -> Iterator[BufferedWriter]:
     """Yield a file beside another that it is to become; afterwards its own name is gone."""
-    _remove_left_by_killed(path)
+    _remove_leftovers(path)
     name = path.with_name(f".{path.name}.{process_mark()}.{secrets.token_hex(4)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -126,18 +126,18 @@ def _beside(path: Path, *, private: bool, durable: bool) -> Iterator[BufferedWri
         sync(path.parent)
 
 
-def _finish(file: BufferedWriter, *, durable: bool) -> None:
+def _flush(file: BufferedWriter, *, durable: bool) -> None:
     file.flush()
     if durable:
         os.fsync(file.fileno())  # its name must not outlive its content
 
 
-def _remove_left_by_killed(path: Path) -> None:
+def _remove_leftovers(path: Path) -> None:
     """Remove what processes had written when they were killed; of other nodes', what is a day old. Names of another form are not ours."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
-        ours = _OURS.fullmatch(left.name.removeprefix(f".{path.name}."))
+        ours = _TEMPORARY_SUFFIX.fullmatch(left.name.removeprefix(f".{path.name}."))
         with contextlib.suppress(OSError):  # somebody else's, or gone
-            if ours and (is_gone(ours[1]) or time.time() - left.stat().st_mtime > _ABANDONED_SECONDS):
+            if ours and (has_ended(ours[1]) or time.time() - left.stat().st_mtime > _ABANDONED_SECONDS):
                 left.unlink()
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["keep_freed"]
 
-_MOST_BYTES: Final = 63 << 20
+_MAX_BYTES: Final = 63 << 20
 """glibc learns nothing from a block of more than 32 MiB; the block is half as large as what is kept."""
 
 _kept_bytes = 0
@@ -24,7 +24,7 @@ def keep_freed(num_bytes: int) -> None:
         num_bytes: That are freed together; of more than 63 MiB only this is kept.
     """
     global _kept_bytes
-    wanted = min(num_bytes, _MOST_BYTES)
+    wanted = min(num_bytes, _MAX_BYTES)
     if wanted > _kept_bytes:
         _kept_bytes = wanted
         bytes(wanted // 2)  # zeros of the kernel's; a ``bytearray`` would be filled

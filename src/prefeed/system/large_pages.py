@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LARGE_PAGE_BYTES", "mapped_at_large_page", "try_make_large_page"]
+__all__ = ["LARGE_PAGE_BYTES", "align_next_mapping", "try_make_large_page"]
 
 _SIZE: Final = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
-_MOST_BYTES: Final = 4 * 1024**2
+_MAX_BYTES: Final = 4 * 1024**2
 """Kernels with pages of 64 KiB have large ones of 512 MiB: too much to make at once."""
 
 _MADV_COLLAPSE: Final = 25
@@ -36,7 +36,7 @@ def _large_page_bytes() -> int:
         size = int(_SIZE.read_text())
     except (OSError, ValueError):
         return 0
-    return size if size <= _MOST_BYTES else 0
+    return size if size <= _MAX_BYTES else 0
 
 
 LARGE_PAGE_BYTES: Final = _large_page_bytes()
@@ -44,7 +44,7 @@ LARGE_PAGE_BYTES: Final = _large_page_bytes()
 
 
 @contextlib.contextmanager
-def mapped_at_large_page(num_bytes: int) -> Iterator[None]:
+def align_next_mapping(num_bytes: int) -> Iterator[None]:
     """Inside it, the next file that is mapped with this size lies at a multiple of the size of a large page, as a rule.
 
     For mappings that others make, such as LMDB, who cannot be told an address. The kernel takes the highest gap that is large enough, and

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from prefeed.errors import UnsafeDirectoryError
-from prefeed.system.trust import beneath, why_not_kept
+from prefeed.system.trust import beneath, why_unprotected
 
 _held: Final[set[int]] = set()
 
@@ -33,9 +33,9 @@ _POLL_SECONDS: Final = 0.001
 _SHORTEST_POLL_SECONDS: Final = 0.00005
 """A turn to write is mostly over after some tenths of a millisecond."""
 
-_LOOK_AGAIN_SECONDS: Final = 0.02
+_SLOW_POLL_SECONDS: Final = 0.02
 
-_vain_until: Final[dict[Path, float]] = {}
+_no_wait_until: Final[dict[Path, float]] = {}
 
 T = TypeVar("T")
 
@@ -80,13 +80,13 @@ def flock_within(
             raise BlockingIOError
 
     try:
-        _asked_until(is_over, lock, pause_seconds=_LOOK_AGAIN_SECONDS)
+        _retry_until(is_over, lock, pause_seconds=_SLOW_POLL_SECONDS)
     except BlockingIOError:
         return False
     return True
 
 
-def _asked_until(is_over: Callable[[], bool], act: Callable[[], T], *, pause_seconds: float = _POLL_SECONDS) -> T:
+def _retry_until(is_over: Callable[[], bool], act: Callable[[], T], *, pause_seconds: float = _POLL_SECONDS) -> T:
     """Return what a function returns once it raises BlockingIOError no more; that is raised when the time is over.
 
     Pauses double, to a millisecond: the kernel can be asked for a lock at once or for ever, and not for a time.
@@ -129,22 +129,22 @@ def is_named(descriptor: int, path: str | os.PathLike[str], *, within: int | Non
         return False
 
 
-def locked_at_once(opened: Callable[[], int], is_there: Callable[[int], bool] = lambda _: True) -> int:
+def open_locked(open_file: Callable[[], int], is_current: Callable[[int], bool] = lambda _: True) -> int:
     """Return an open file that no other process has locked.
 
     Args:
         opened: Opens it.
-        is_there: Whether the open file still has its name: the holder of the lock may have removed it. Else it is opened again.
+        is_current: Whether the open file still has its name: the holder of the lock may have removed it. Else it is opened again.
 
     Raises:
         BlockingIOError: Somebody has it.
         OSError: It cannot be opened or locked.
     """
     while True:
-        descriptor = opened()
+        descriptor = open_file()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_there(descriptor):
+            if is_current(descriptor):
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -171,7 +171,7 @@ def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS)
         FileNotFoundError: There is no such directory, or it was removed while this waited.
         OSError: It cannot be opened, or others may write to it.
     """
-    file = when_free(directory, lambda: _locked(directory), within_seconds=within_seconds)
+    file = retry_while_locked(directory, lambda: _open_and_lock(directory), within_seconds=within_seconds)
     try:
         if not os.path.samestat(os.fstat(file), os.stat(directory)):
             raise FileNotFoundError(f"{directory} was replaced")
@@ -183,7 +183,7 @@ def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS)
             os.close(file)
 
 
-def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = PATIENCE_SECONDS) -> T:
+def retry_while_locked(directory: Path, act: Callable[[], T], *, within_seconds: float = PATIENCE_SECONDS) -> T:
     """Return what a function returns that does not wait for the directory: it is called again while others have that.
 
     For those who need another lock inside: to wait for a process that may be stopped, with a lock held that others in
@@ -198,16 +198,16 @@ def when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = 
         BlockingIOError: Somebody else had it all the time.
     """
     start = time.monotonic()
-    deadline = start if _vain_until.get(directory, start) > start else start + within_seconds
+    deadline = start if _no_wait_until.get(directory, start) > start else start + within_seconds
     try:
-        return _asked_until(lambda: time.monotonic() >= deadline, act)
+        return _retry_until(lambda: time.monotonic() >= deadline, act)
     except BlockingIOError:
         if deadline > start:
-            _vain_until[directory] = deadline + FORGIVING_SECONDS
+            _no_wait_until[directory] = deadline + FORGIVING_SECONDS
         raise
 
 
-class Turn:
+class ProcessLock:
     """A file that one thread of one process at a time holds; each process makes its own, a forked one too.
 
     It is asked for again and again, and not waited for: the kernel cannot be told how long to wait, and a process that is
@@ -222,7 +222,7 @@ class Turn:
         self._file: int | None = None
 
     @contextlib.contextmanager
-    def taken(self, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
+    def hold(self, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
         """Hold it.
 
         Args:
@@ -233,7 +233,7 @@ class Turn:
             OSError: There is no such file.
         """
         start = time.monotonic()
-        deadline = start if self.is_kept() else start + within_seconds
+        deadline = start if self.has_timed_out() else start + within_seconds
         if not self._mutex.acquire(timeout=max(0.0, deadline - start)):
             raise BlockingIOError(f"another thread has the turn of {self._path}")
         try:
@@ -247,20 +247,20 @@ class Turn:
                     fcntl.flock(self._file, fcntl.LOCK_UN)
             self._mutex.release()
 
-    def is_kept(self) -> bool:
+    def has_timed_out(self) -> bool:
         """Return whether it was waited for in vain a short while ago: another process keeps it."""
-        return _vain_until.get(self._path, 0.0) > time.monotonic()
+        return _no_wait_until.get(self._path, 0.0) > time.monotonic()
 
     def _lock(self, file: int, deadline: float, *, is_patient: bool) -> None:
         def lock() -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
         try:
-            _asked_until(lambda: time.monotonic() >= deadline, lock, pause_seconds=_SHORTEST_POLL_SECONDS)
-            _vain_until.pop(self._path, None)
+            _retry_until(lambda: time.monotonic() >= deadline, lock, pause_seconds=_SHORTEST_POLL_SECONDS)
+            _no_wait_until.pop(self._path, None)
         except BlockingIOError:
             if is_patient:
-                _vain_until[self._path] = deadline + FORGIVING_SECONDS
+                _no_wait_until[self._path] = deadline + FORGIVING_SECONDS
             raise
 
     def close(self) -> None:
@@ -270,11 +270,11 @@ class Turn:
             self._file = None
 
 
-def _locked(directory: Path) -> int:
+def _open_and_lock(directory: Path) -> int:
     file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     _held.add(file)
     try:
-        if why := why_not_kept(os.fstat(file)):
+        if why := why_unprotected(os.fstat(file)):
             raise UnsafeDirectoryError(f"{directory} {why}")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock itself cannot be told how long to wait
     except BaseException:

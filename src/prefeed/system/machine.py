@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-OF_PROCESS: Final = ("/proc/", "/dev/fd/")
+PROCESS_PATHS: Final = ("/proc/", "/dev/fd/")
 """Paths below these lead each process to something else."""
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -101,7 +101,7 @@ def process_mark() -> str:
     return f"{boot_name()}-{''.join(filter(str.isdigit, process_namespace()))}-{os.getpid()}"
 
 
-def is_gone(mark: str) -> bool:
+def has_ended(mark: str) -> bool:
     """Return whether the process of a mark has ended, as far as that can be told here: never of another node's."""
     here, _, pid = mark.rpartition("-")
     return here == process_mark().rpartition("-")[0] and pid.isdigit() and not os.path.exists(f"/proc/{pid}")

@@ -50,7 +50,7 @@ class MemoryGroup:
         return max(0, self.limit_bytes - max(0, self.usage_bytes - self.idle_files_bytes))
 
     @property
-    def left_before_a_kill_bytes(self) -> int:
+    def reclaimable_left_bytes(self) -> int:
         """What programs can take before the kernel kills one: it gives up all cached files first."""
         return max(0, self.limit_bytes - max(0, self.usage_bytes - self.idle_files_bytes - self.used_files_bytes))
 
@@ -86,15 +86,15 @@ class Memory:
             before_a_kill: Count on cached files in use as well.
         """
         bounds = [
-            (self.available_bytes - reserve_bytes(self.total_bytes), self._words("this machine", self.total_bytes))
+            (self.available_bytes - reserve_bytes(self.total_bytes), self._describe("this machine", self.total_bytes))
         ]
         for group in self.groups:
-            left = group.left_before_a_kill_bytes if before_a_kill else group.left_bytes
-            words = self._words("the control group", group.limit_bytes)
+            left = group.reclaimable_left_bytes if before_a_kill else group.left_bytes
+            words = self._describe("the control group", group.limit_bytes)
             bounds.append((left - reserve_bytes(group.limit_bytes), words))
         return min(bounds)
 
-    def _words(self, what: str, limit_bytes: int) -> str:
+    def _describe(self, what: str, limit_bytes: int) -> str:
         return (
             f"{what} has {in_gib(limit_bytes)}, and {in_gib(reserve_bytes(limit_bytes))} of it stay free for programs"
         )
@@ -122,7 +122,7 @@ def address_space() -> tuple[int, int] | None:
     return limit, pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def leaves_room(num_bytes: int, read: ReadText = read_text) -> bool:
+def fits_in_memory(num_bytes: int, read: ReadText = read_text) -> bool:
     """Return whether a program may take that many bytes at once: half of the reserve is left then.
 
     The other half is for others that take at the same moment; the memory tier gives back what makes it whole again.
@@ -155,7 +155,7 @@ def memory_groups(own_cgroups: str, root: Path, read: ReadText) -> Iterator[Memo
         else:
             continue
         for mount in mounts:
-            for directory in _up_to(mount, group):
+            for directory in _ancestors(mount, group):
                 found = [limit for name in limits if (limit := parse_limit(read(directory / name))) is not None]
                 if found:
                     files = parse_numbers(read(directory / "memory.stat") or "")
@@ -192,7 +192,7 @@ def parse_numbers(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in pairs if value.strip().isdigit()}
 
 
-def _up_to(mount: Path, group: str) -> Iterator[Path]:
+def _ancestors(mount: Path, group: str) -> Iterator[Path]:
     # In a container the path may lie above what is mounted ("/../.."): then the mount's root is this group.
     parts = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
     for depth in range(len(parts), -1, -1):

@@ -9,9 +9,9 @@ from typing import Final
 __all__ = ["spread_new_pages"]
 
 _CALLS: Final = {"x86_64": (238, 239), "aarch64": (237, 236)}  # set_mempolicy, get_mempolicy
-_MOST_NODES: Final = 1024
+_MAX_NODES: Final = 1024
 _WORD_BITS: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
-_Nodes = ctypes.c_ulong * (_MOST_NODES // _WORD_BITS)
+_Nodes = ctypes.c_ulong * (_MAX_NODES // _WORD_BITS)
 
 _DEFAULT: Final = 0
 _INTERLEAVE: Final = 3
@@ -33,8 +33,8 @@ def spread_new_pages() -> list[int]:
         return []
     syscall = ctypes.CDLL(None).syscall
     allowed = _Nodes()
-    if syscall(calls[1], None, allowed, ctypes.c_ulong(_MOST_NODES + 1), None, ctypes.c_ulong(_ALLOWED)):
+    if syscall(calls[1], None, allowed, ctypes.c_ulong(_MAX_NODES + 1), None, ctypes.c_ulong(_ALLOWED)):
         return []
-    nodes = [node for node in range(_MOST_NODES) if allowed[node // _WORD_BITS] >> node % _WORD_BITS & 1]
+    nodes = [node for node in range(_MAX_NODES) if allowed[node // _WORD_BITS] >> node % _WORD_BITS & 1]
     policy = (_INTERLEAVE, allowed) if len(nodes) > 1 else (_DEFAULT, None)
-    return nodes if not syscall(calls[0], *policy, ctypes.c_ulong(_MOST_NODES + 1)) else []
+    return nodes if not syscall(calls[0], *policy, ctypes.c_ulong(_MAX_NODES + 1)) else []

@@ -20,7 +20,7 @@ def overlap_by_name(one: str, other: str) -> bool:
     return is_in(one, other) or is_in(other, one)
 
 
-def really_in(place: str, root: str) -> bool:
+def is_in_resolved(place: str, root: str) -> bool:
     """The same of what links lead to."""
     return is_in(_real(place), _real(root))
 

@@ -41,7 +41,7 @@ Failed = Callable[[str, OSError], None]
 """Told the path of what stays, and why."""
 
 
-def removed_at(
+def remove_at(
     parent: int, name: str, where: str, *, within: Boundary | None, failed: Failed
 ) -> Generator[int, None, bool]:  # fmt: skip
     """Remove a name in an open directory, with all below it; yield the size of each file and link that went.
@@ -72,7 +72,7 @@ def removed_at(
         if within is not None and Boundary.of(descriptor) != within:
             failed(where, OSError(errno.EXDEV, IS_MOUNT))
             return False
-        is_empty = yield from emptied(descriptor, where, within=within, failed=failed)
+        is_empty = yield from empty_directory(descriptor, where, within=within, failed=failed)
     finally:
         os.close(descriptor)
     if is_empty:
@@ -86,10 +86,10 @@ def removed_at(
     return is_empty
 
 
-def emptied(
+def empty_directory(
     descriptor: int, where: str, *, within: Boundary | None, failed: Failed
 ) -> Generator[int, None, bool]:  # fmt: skip
-    """Remove all that is in an open directory; as ``removed_at``. Returns whether nothing was left."""
+    """Remove all that is in an open directory; as ``remove_at``. Returns whether nothing was left."""
     try:
         names = os.listdir(descriptor)
     except OSError as err:
@@ -98,7 +98,7 @@ def emptied(
     is_empty = True
     for name in names:
         path = f"{where}/{name}" if where else name
-        is_empty &= yield from removed_at(descriptor, name, path, within=within, failed=failed)
+        is_empty &= yield from remove_at(descriptor, name, path, within=within, failed=failed)
     return is_empty
 
 
@@ -125,7 +125,7 @@ def remove_tree(path: str | os.PathLike[str], *, ignore_errors: bool = False) ->
         try:
             if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            for _ in removed_at(parent, name, top, within=Boundary.of(parent), failed=failed):
+            for _ in remove_at(parent, name, top, within=Boundary.of(parent), failed=failed):
                 pass
         finally:
             os.close(parent)

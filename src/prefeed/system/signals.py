@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from signal import SIGINT, SIGQUIT, SIGTERM
 from typing import Final
 
-ENDING: Final = frozenset({SIGTERM, SIGINT, SIGQUIT})
+END_SIGNALS: Final = frozenset({SIGTERM, SIGINT, SIGQUIT})
 """Ask a process of prefeed's to end."""
 
 _KEPT: Final = {
@@ -20,15 +20,15 @@ _KEPT: Final = {
     signal.SIGCHLD, signal.SIGURG, signal.SIGWINCH,  # end nothing by default
 }  # fmt: skip
 
-OF_JOBS: Final = frozenset(signal.valid_signals() - ENDING - _KEPT)
+JOB_SIGNALS: Final = frozenset(signal.valid_signals() - END_SIGNALS - _KEPT)
 """Would end a process by default, and mean nothing to one of prefeed's."""
 
 
 @contextmanager
-def ignoring_signals_of_jobs() -> Iterator[None]:
-    """Ignore ``OF_JOBS`` inside the block, also in the processes that are started there; in the main thread only."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in OF_JOBS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_JOBS)  # after a start inside ``holding_signals_of_jobs``
+def ignore_job_signals() -> Iterator[None]:
+    """Ignore ``JOB_SIGNALS`` inside the block, also in the processes that are started there; in the main thread only."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in JOB_SIGNALS}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # after a start inside ``hold_job_signals``
     try:
         yield
     finally:
@@ -37,9 +37,9 @@ def ignoring_signals_of_jobs() -> Iterator[None]:
 
 
 @contextmanager
-def holding_signals_of_jobs() -> Iterator[None]:
-    """Start a process inside the block: ``OF_JOBS`` wait in it until it ignores them, so that none ends it before."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_JOBS)
+def hold_job_signals() -> Iterator[None]:
+    """Start a process inside the block: ``JOB_SIGNALS`` wait in it until it ignores them, so that none ends it before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
     try:
         yield
     finally:

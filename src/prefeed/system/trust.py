@@ -27,7 +27,7 @@ Check = Callable[[os.stat_result], str]
 def is_mine(status: os.stat_result) -> bool:
     """Return whether this user owns it, and no other user can be shown as its owner in the same way."""
     user = os.geteuid()
-    return status.st_uid == user and not _stands_for_others(user)
+    return status.st_uid == user and not _is_overflow_user(user)
 
 
 def why_not_private(status: os.stat_result) -> str:
@@ -40,7 +40,7 @@ def why_not_private(status: os.stat_result) -> str:
     return ""
 
 
-def why_not_kept(status: os.stat_result) -> str:
+def why_unprotected(status: os.stat_result) -> str:
     """Return why others than this user and root may have put something into a directory, or may do so."""
     if not (is_mine(status) or status.st_uid == 0) or status.st_mode & _OTHERS_WRITE:
         return (
@@ -52,7 +52,7 @@ def why_not_kept(status: os.stat_result) -> str:
 
 def why_not_shared(status: os.stat_result) -> str:
     """Return why others could replace what this user has in a directory: /tmp is fine, its entries are their owners'."""
-    if not (is_mine(status) or status.st_uid == 0 or _is_of_host(status)):
+    if not (is_mine(status) or status.st_uid == 0 or _has_unknown_owner(status)):
         return f"belongs to user {status.st_uid}, who may replace its contents"
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
         return (
@@ -151,14 +151,14 @@ def beneath(held: int, name: str = "") -> str:
     return f"/proc/self/fd/{held}/{name}" if name else f"/proc/self/fd/{held}"
 
 
-def require_kept(directory: str | os.PathLike[str]) -> None:
+def require_protected(directory: str | os.PathLike[str]) -> None:
     """Return whether only this user and root can have put anything into a directory, or it is not there.
 
     Raises:
         UnsafeDirectoryError: Somebody could, or it cannot be looked at.
     """
     try:
-        os.close(open_kept(Path(directory)))
+        os.close(open_protected(Path(directory)))
     except (FileNotFoundError, UnsafeDirectoryError) as err:
         if isinstance(err, UnsafeDirectoryError):
             raise
@@ -166,7 +166,7 @@ def require_kept(directory: str | os.PathLike[str]) -> None:
         raise UnsafeDirectoryError(f"cannot look at {directory}: {err.strerror}") from err
 
 
-def open_kept(directory: Path) -> int:
+def open_protected(directory: Path) -> int:
     """Return a descriptor of a directory that only this user and root can have written to.
 
     One whose mode lets others write still counts as theirs when they cannot come to it: a directory above is private.
@@ -177,23 +177,23 @@ def open_kept(directory: Path) -> int:
     """
 
     def check(status: os.stat_result) -> str:
-        return "" if is_mine(status) else why_not_kept(status)
+        return "" if is_mine(status) else why_unprotected(status)
 
     held = open_trusted(directory, check)
     # The directories that it lies in, not those of a link that led to it: by those others need not come.
-    if (why := why_not_kept(os.fstat(held))) and not any(map(_is_private, Path(os.readlink(beneath(held))).parents)):
+    if (why := why_unprotected(os.fstat(held))) and not any(map(_is_private, Path(os.readlink(beneath(held))).parents)):
         os.close(held)
         raise UnsafeDirectoryError(f"{directory} {why}")
     return held
 
 
-def open_in_kept(path: Path, flags: int) -> int:
-    """Return a descriptor of a file, opened in a directory as ``open_kept`` wants it; made for this user alone.
+def open_in_protected(path: Path, flags: int) -> int:
+    """Return a descriptor of a file, opened in a directory as ``open_protected`` wants it; made for this user alone.
 
     Raises:
         OSError: It cannot be opened, or others could have written to its directory.
     """
-    held = open_kept(path.parent)
+    held = open_protected(path.parent)
     try:
         return os.open(path.name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=held)
     finally:
@@ -207,13 +207,13 @@ def _is_private(directory: Path) -> bool:
         return False
 
 
-def _is_of_host(status: os.stat_result) -> bool:
+def _has_unknown_owner(status: os.stat_result) -> bool:
     """Return whether its owner is none that this user namespace knows: in a container without root, root of the host."""
-    return status.st_uid != os.geteuid() and _stands_for_others(status.st_uid)
+    return status.st_uid != os.geteuid() and _is_overflow_user(status.st_uid)
 
 
 @functools.cache
-def _stands_for_others(user: int) -> bool:
+def _is_overflow_user(user: int) -> bool:
     """Return whether the kernel shows all users by this number that this process's user namespace does not know."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))

@@ -22,7 +22,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from prefeed.system.memory import leaves_room
+from prefeed.system.memory import fits_in_memory
 
 __all__ = ["MAX_SLOTS", "RingName", "RingWriter", "Slot", "SlotMemory", "memory_bytes"]
 
@@ -219,7 +219,7 @@ class RingWriter:
     def _try_add(self, num_bytes: int, slots: Iterable[Slot]) -> Slot | None:
         offset = _place_for(num_bytes, slots, self._memory.num_bytes)
         number = self._memory.unused_number()
-        if offset is None or number is None or not leaves_room(num_bytes):
+        if offset is None or number is None or not fits_in_memory(num_bytes):
             return None
         try:
             os.posix_fallocate(self._descriptor, offset, num_bytes)

@@ -18,9 +18,9 @@ from typing import Final
 from prefeed.errors import CopyError, JobConflictError, JobError, PrefeedError, TruncatedBodyError
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import RangeSource
-from prefeed.system.locks import is_named, locked_at_once
+from prefeed.system.locks import is_named, open_locked
 from prefeed.system.machine import process_mark
-from prefeed.system.removing import Boundary, emptied
+from prefeed.system.removing import Boundary, empty_directory
 from prefeed.transfer.engine import Body
 from prefeed.transfer.entries import Entry, is_copy, parents_of, stamp_of, why_unsafe
 from prefeed.transfer.mounted import MountTracker, is_below
@@ -240,7 +240,7 @@ class DirectoryPlace:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def why_not_kept(self, one: Entry, original: os.stat_result | None, *, folds_case: bool) -> str:
+    def why_not_copied(self, one: Entry, original: os.stat_result | None, *, folds_case: bool) -> str:
         """Return why no copy would remain here after its original is removed; empty if one would.
 
         Args:
@@ -556,7 +556,7 @@ def _lock_work_directory(holder: RootedDir, name: str) -> int:
                 raise OSError(err.errno, f"{name} in it cannot be used: {err.strerror}; remove it") from err
 
     try:
-        work = locked_at_once(opened, lambda work: is_named(work, name, within=holder.descriptor))
+        work = open_locked(opened, lambda work: is_named(work, name, within=holder.descriptor))
     except BlockingIOError as err:
         raise JobConflictError(
             f"another sync writes to {holder.root}; wait until it is done, or stop it", path=holder.root
@@ -570,7 +570,7 @@ def _lock_work_directory(holder: RootedDir, name: str) -> int:
 
 def _empty(work: int) -> None:
     # We create no directories here. Those of others are removed, too, except mounts.
-    for _ in emptied(work, WORK_NAME, within=Boundary.of(work), failed=lambda _where, _err: None):
+    for _ in empty_directory(work, WORK_NAME, within=Boundary.of(work), failed=lambda _where, _err: None):
         pass
 
 

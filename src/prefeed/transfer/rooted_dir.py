@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from prefeed.errors import BadTargetNameError, CopyError, JobError, PrefeedError, TargetFullError
-from prefeed.system.removing import IS_MOUNT, Boundary, Failed, emptied, removed_at
+from prefeed.system.removing import IS_MOUNT, Boundary, Failed, empty_directory, remove_at
 from prefeed.transfer.entries import Entry, why_unsafe
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -173,10 +173,10 @@ class RootedDir:
         """
         within = self.within
         if not path:
-            yield from emptied(self.descriptor, "", within=within, failed=failed)
+            yield from empty_directory(self.descriptor, "", within=within, failed=failed)
             return
         with contextlib.suppress(FileNotFoundError), self.parent_of(path, removes=True) as (parent, name):
-            yield from removed_at(parent, name, path, within=within, failed=failed)
+            yield from remove_at(parent, name, path, within=within, failed=failed)
 
     def remove_unchanged(self, entry: Entry) -> str:
         """Remove a file or link that is unchanged since its listing. Return the reason if it remains, else ``""``."""

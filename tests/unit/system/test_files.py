@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.system.files import is_being_written, publish_private, replacing, write_durably, write_private
+from prefeed.system.files import atomic_write, is_being_written, publish_private, write_durably, write_private
 from prefeed.system.machine import process_mark
 
 
@@ -26,7 +26,7 @@ def test_a_file_is_replaced_in_one_step(home: Path, private: bool, durable: bool
     file.write_bytes(b"before")
     umask = os.umask(0o022)
     try:
-        with replacing(file, private=private, durable=durable) as opened:
+        with atomic_write(file, private=private, durable=durable) as opened:
             opened.write(b"after")
             assert file.read_bytes() == b"before"
     finally:

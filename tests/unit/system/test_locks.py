@@ -16,7 +16,7 @@ from prefeed.store import environment
 from prefeed.store.layout import data_path
 from prefeed.store.shared import SharedTier
 from prefeed.system import locks
-from prefeed.system.locks import directory_lock, when_free
+from prefeed.system.locks import directory_lock, retry_while_locked
 
 LONG = 100.0
 
@@ -49,7 +49,9 @@ def test_what_was_waited_for_in_vain_is_not_waited_for_again(tmp_path: Path) -> 
         calls = []
         for within_seconds in (0.02, LONG):
             with pytest.raises(BlockingIOError):
-                when_free(tmp_path, lambda: calls.append(locks._locked(tmp_path)), within_seconds=within_seconds)
+                retry_while_locked(
+                    tmp_path, lambda: calls.append(locks._locked(tmp_path)), within_seconds=within_seconds
+                )
         assert calls == []
 
 
@@ -169,7 +171,7 @@ def test_without_locks_there_is_no_waiting(tmp_path: Path, monkeypatch: pytest.M
     with locks.file_lock(tmp_path / "file", within_seconds=1000.0):
         pass
     with pytest.raises(OSError, match="No locks"):
-        locks.locked_at_once(lambda: os.open(tmp_path / "file", os.O_RDWR | os.O_CLOEXEC))
+        locks.open_locked(lambda: os.open(tmp_path / "file", os.O_RDWR | os.O_CLOEXEC))
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -200,8 +202,8 @@ def test_a_file_that_lost_its_name_is_opened_again(tmp_path: Path) -> None:
             path.unlink()
         return opened[-1]
 
-    file = locks.locked_at_once(open_one, lambda held: locks.is_named(held, path))
+    file = locks.open_locked(open_one, lambda held: locks.is_named(held, path))
     assert len(opened) == 3
     with pytest.raises(BlockingIOError):
-        locks.locked_at_once(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        locks.open_locked(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
     os.close(file)

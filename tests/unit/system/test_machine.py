@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from prefeed.system import machine
-from prefeed.system.machine import Process, filesystem_of_mount, is_gone, is_on_own_disk, process_mark
+from prefeed.system.machine import Process, filesystem_of_mount, has_ended, is_on_own_disk, process_mark
 
 
 def test_the_file_system_is_found_by_its_mount() -> None:
@@ -67,10 +67,10 @@ def test_a_number_means_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_mark_is_judged_at_home_only(monkeypatch: pytest.MonkeyPatch) -> None:
     mark = process_mark()
     dead = f"{mark.rpartition('-')[0]}-{2**22 + 1}"
-    assert (is_gone(mark), is_gone(dead)) == (False, True)
-    assert not is_gone(str(2**22 + 1))  # of a version that did not say of which node
+    assert (has_ended(mark), has_ended(dead)) == (False, True)
+    assert not has_ended(str(2**22 + 1))  # of a version that did not say of which node
     monkeypatch.setattr(machine, "boot_name", lambda: "other")
-    assert not is_gone(dead)
+    assert not has_ended(dead)
 
 
 def test_mounts_are_numbered_as_mountinfo_does_from_either_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from prefeed.system.memory import (
     Memory,
     MemoryGroup,
-    leaves_room,
+    fits_in_memory,
     memory_groups,
     parse_limit,
     parse_meminfo,
@@ -78,7 +78,7 @@ def test_cached_files_are_left_and_pages_of_a_tmpfs_are_not() -> None:
     """Of 1000 in use 300 are of a tmpfs, which only their owner gives back."""
     group = MemoryGroup(limit_bytes=1200, usage_bytes=1000, idle_files_bytes=500, used_files_bytes=190)
     assert group.left_bytes == 700
-    assert group.left_before_a_kill_bytes == 890
+    assert group.reclaimable_left_bytes == 890
     assert MemoryGroup(limit_bytes=5, usage_bytes=9).left_bytes == 0
 
 
@@ -125,8 +125,8 @@ def test_who_takes_at_once_leaves_half_of_the_reserve() -> None:
     def read(path: Path) -> str | None:
         return texts.get(str(path))
 
-    assert leaves_room(45 * 1024, read)
-    assert not leaves_room(45 * 1024 + 1, read)
+    assert fits_in_memory(45 * 1024, read)
+    assert not fits_in_memory(45 * 1024 + 1, read)
 
 
 def test_this_machine() -> None:

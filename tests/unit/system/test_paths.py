@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.system.paths import is_in, path_below, really_in
+from prefeed.system.paths import is_in, path_below, is_in_resolved
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from prefeed.system.paths import is_in, path_below, really_in
 )
 def test_a_place_lies_in_another(place: str, root: str, lies: bool) -> None:
     assert is_in(place, root) == lies
-    assert really_in(place, root) == (lies or place == root.rstrip("/"))
+    assert is_in_resolved(place, root) == (lies or place == root.rstrip("/"))
 
 
 def test_links_lead_to_where_they_lead(tmp_path: Path) -> None:
@@ -34,9 +34,9 @@ def test_links_lead_to_where_they_lead(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "data")
     inside, data = str(tmp_path / "link" / "new"), str(tmp_path / "data")
     assert not is_in(inside, data)
-    assert really_in(inside, data)
-    assert really_in(data, str(tmp_path / "link"))
-    assert not really_in(data, inside)
+    assert is_in_resolved(inside, data)
+    assert is_in_resolved(data, str(tmp_path / "link"))
+    assert not is_in_resolved(data, inside)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import ServerError, UnsafeDirectoryError
-from prefeed.system.trust import require_kept
+from prefeed.system.trust import require_protected
 from prefeed.wire.endpoint import ensure_private_dir, peer_process
 from sandbox import Sandbox
 
@@ -65,10 +65,10 @@ def test_a_directory_that_others_may_write_to_is_kept_below_a_private_one_only(s
     (home / "cache").symlink_to(above)
     if by == "a link":
         with pytest.raises(UnsafeDirectoryError, match="0775"):
-            require_kept(home / "cache" / "manifests")
+            require_protected(home / "cache" / "manifests")
     else:
-        require_kept(home / "manifests")
-        require_kept(home / "cache" / "manifests")
+        require_protected(home / "manifests")
+        require_protected(home / "cache" / "manifests")
 
 
 def test_a_file_in_its_place_is_refused(sandbox: Sandbox) -> None:
