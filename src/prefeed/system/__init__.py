@@ -1,19 +1,19 @@
-"""The machine: files, locks, memory, processes, time. Nothing here knows of caches.
+"""Wraps the operating system: files, locks, memory, processes and time. Knows nothing of caches.
 
-``machine``     the identity of this node and of its processes
+``machine``     identity of this node and its processes
 ``memory``      free memory of the machine and its control groups
 ``large_pages``  large pages for files in memory
 ``heap``        freed memory that the C library keeps
-``memory_nodes``  nodes of a machine with several sockets
+``memory_nodes``  placement of memory on machines with several sockets
 ``files``       atomic, durable and private files
-``locks``       locks of files and directories: immediate, with a limit, in turns
-``thread_lock``  a lock of threads that a forked child finds free
-``time_limit``  runs code of a program for a limited time
-``byte_locks``  locks on single bytes that belong to one open file
-``paths``       whether one place lies in another
-``trust``       the owner of a directory, checked on an open descriptor
-``removing``    removes trees; follows no link and enters no mount
+``locks``       locks of files and directories, with limited waits
+``thread_lock``  a lock for threads that is free in a forked child
+``time_limit``  runs a function for a limited time
+``byte_locks``  locks of single bytes that belong to one open file
+``paths``       whether one path is below another
+``trust``       checks the owner of an open directory
+``removing``    removes trees without following links or entering mounts
 ``clock``       time as an argument
-``signals``     which signals end a process of prefeed's
-``units``       sizes and times in words
+``signals``     signals that end a process of prefeed
+``units``       formats sizes and times
 """

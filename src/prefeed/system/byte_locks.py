@@ -1,4 +1,4 @@
-"""Locks of bytes of a file that belong to one open file: the kernel ends them with the process, however that ends."""
+"""Locks bytes of a file on behalf of one open file. The kernel releases the locks when the process ends."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def lock_bytes(file: int, kind: int, start: int, length: int = 1) -> bool:
-    """Lock bytes for this open file, or let go of them; return False when others have them locked.
+    """Lock or unlock bytes for this open file. Return False if another open file has a conflicting lock.
 
     Args:
-        file: Its descriptor.
+        file: Descriptor.
         kind: ``F_RDLCK``, ``F_WRLCK`` or ``F_UNLCK``.
-        start: First byte; the file may be shorter.
-        length: How many; 0: to the end of all bytes.
+        start: First byte, which may be beyond the end of the file.
+        length: Number of bytes; 0 for all up to the largest offset.
 
     Raises:
-        OSError: There are no such locks, or none are left.
+        OSError: The kernel does not support such locks, or has none left.
     """
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
@@ -40,13 +40,13 @@ def lock_bytes(file: int, kind: int, start: int, length: int = 1) -> bool:
 
 
 def are_locked(file: int, start: int, length: int = 1, *, by_processes: bool = False) -> bool:
-    """Return whether others have one of these bytes locked.
+    """Return whether another lock conflicts with a write lock of these bytes.
 
     Args:
-        file: Its descriptor.
+        file: Descriptor.
         start: First byte.
-        length: How many.
-        by_processes: Others are other processes, as LMDB locks; else all other open files.
+        length: Number of bytes.
+        by_processes: True to check the locks of other processes, as LMDB uses; False for locks of other open files.
     """
     command = fcntl.F_GETLK if by_processes else fcntl.F_OFD_GETLK
     told = fcntl.fcntl(file, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
@@ -54,18 +54,17 @@ def are_locked(file: int, start: int, length: int = 1, *, by_processes: bool = F
 
 
 class LocksUnsupportedError(OSError):
-    """There are no locks of open files here."""
+    """The kernel or file system does not support locks of open files."""
 
 
 class ByteLocks:
-    """The locks that this object has on a file. Those of another object count as another's, in this process too.
+    """Locks that one object holds on a file. Another object conflicts with them, even in this process.
 
-    They are seen in every container that has the file, whatever namespaces it has.
+    All containers that share the file see the locks, whatever their namespaces are.
 
-    **Ownership.** Its maker closes it, and with it gives all its locks back. A forked child has none: its copy
-    of the file is closed, which takes nothing from the parent.
-    **Threads and processes.** Any thread. Each call takes the kernel's lock over all locks of the file: what one did
-    before it, another sees after it.
+    **Ownership.** The creator closes the object, which releases its locks. A forked child has no locks: its copy of the file is
+    closed, which does not affect the parent.
+    **Threads and processes.** Any thread. The kernel serializes all locks of a file: a call sees all changes made before it.
     **Blocking.** Never waits.
     """
 
@@ -73,8 +72,8 @@ class ByteLocks:
         """Open the file.
 
         Raises:
-            LocksUnsupportedError: The system, or the file's file system, has no such locks.
-            OSError: It is not there, or cannot be opened.
+            LocksUnsupportedError: The kernel or file system has no such locks.
+            OSError: The file does not exist or cannot be opened.
         """
         kind = os.O_RDWR if writable else os.O_RDONLY
         self._file = os.open(path, kind | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -88,37 +87,37 @@ class ByteLocks:
             raise
 
     def try_share(self, start: int) -> bool:
-        """Lock a byte that others may share; False when one of them has it to himself."""
+        """Take a shared lock of a byte. Return False if another object owns the byte."""
         return lock_bytes(self._file, fcntl.F_RDLCK, start)
 
     def try_own(self, start: int) -> bool:
-        """Lock a byte against all others; False when one of them has locked it."""
+        """Take an exclusive lock of a byte. Return False if another object has a lock."""
         return lock_bytes(self._file, fcntl.F_WRLCK, start)
 
     def unlock(self, start: int, length: int = 1) -> None:
-        """Give locks of these bytes back; length 0: to the end of all bytes."""
+        """Release the locks of these bytes. A length of 0 means up to the largest offset."""
         lock_bytes(self._file, fcntl.F_UNLCK, start, length)
 
     def are_locked_elsewhere(self, start: int, length: int) -> bool:
-        """Return True while others have a lock of one of these bytes."""
+        """Return whether other objects have a lock of these bytes."""
         return are_locked(self._file, start, length)
 
     def close(self) -> None:
-        """Give all locks back. A second call does nothing."""
+        """Release all locks. A second call does nothing."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
 
 _lock: Final = threading.RLock()
-"""Over all own files of this process, so that none is closed while its number is used; a fork waits for it.
+"""Guards all files of this process, so that none is closed while its number is used. A fork waits for it.
 
-Nothing is waited for inside. One that can be taken twice: what is collected inside may close a file.
+No thread waits for anything else while it holds the lock. It is reentrant, because a garbage collection inside may close a file.
 """
 
 
 class PerProcessFile:
-    """A file that each process opens for itself: at first use, made if it is not there; in a forked child again.
+    """A file that each process opens for itself at the first use, creating it if needed. A forked child opens it again.
 
     **Threads and processes.** Any.
     **Blocking.** Never waits for another process.
@@ -132,15 +131,15 @@ class PerProcessFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has it open."""
+        """True if this process has opened the file."""
         return self._file is not None
 
     @contextmanager
     def open(self) -> Iterator[int]:
-        """Inside it, the file stays open; what is done there must not wait.
+        """Yield the descriptor and keep it open. The block must not wait.
 
         Raises:
-            OSError: It cannot be opened, or others may write to its directory.
+            OSError: The file cannot be opened, or others may write to its directory.
         """
         with _lock:
             if self._file is None:
@@ -149,7 +148,7 @@ class PerProcessFile:
             yield self._file
 
     def close(self) -> None:
-        """Let go of it, and of all locks on it; in a forked child only of the child's copy."""
+        """Close the file and release all locks on it. In a forked child, close only the child's copy."""
         with _lock:
             file, self._file = self._file, None
             if file is not None:
@@ -160,7 +159,7 @@ _all: Final[weakref.WeakSet[ByteLocks | PerProcessFile]] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """A copy of the file in a child would keep the locks of a dead parent."""
+    """Close inherited copies, which would keep the locks of a dead parent."""
     for file in list(_all):
         file.close()
     _lock.release()

@@ -1,4 +1,4 @@
-"""Time as an argument: production code is given ``time.monotonic``, tests a clock of their own."""
+"""Provides time as an argument: production code passes ``time.monotonic``, tests pass their own clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 Clock = Callable[[], float]
-"""Returns seconds from an arbitrary start; never runs backwards."""
+"""Returns seconds since an arbitrary start and never runs backwards."""
 
 
 @contextmanager
 def call_periodically(act: Callable[[], None], *, every_seconds: float, name: str) -> Iterator[None]:
-    """Inside it a thread of this name calls a function again and again; that the function fails with OSError means nothing."""
+    """Call a function periodically in a thread during the block. OSErrors of the function are ignored."""
     ended = threading.Event()
 
     def repeat() -> None:

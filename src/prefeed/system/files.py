@@ -1,7 +1,7 @@
-"""Files that are whole or not there, also after a power failure, and directories and files for this user alone.
+"""Writes files atomically and durably, and creates private files and directories.
 
-What is being written lies beside the file that it will be, under a name that says which process writes it: the next one that
-writes the same file removes what killed ones have left.
+A file is written under a temporary name next to its final one. The temporary name contains the writing process, so that the next writer can
+remove the files of killed ones.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from prefeed.types import Buffer
 _ABANDONED_SECONDS: Final = 24 * 3600
 
 _TEMPORARY_SUFFIX: Final = re.compile(r"([0-9a-f]{12}-[0-9]*-[0-9]+)\.[0-9a-f]{8}")
-"""What stands behind the name of a file that is being written: ``process_mark``, and digits of chance."""
+"""Suffix of a temporary name: ``process_mark`` and random digits."""
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, private: bool, durable: bool = True) -> Iterator[BufferedWriter]:
-    """Yield an empty file that takes the place of another, or of none, when the block ends; not when the block fails.
+    """Yield a file that replaces ``path`` when the block succeeds. If the block fails, ``path`` is unchanged.
 
     Args:
-        path: Of the file. A link is replaced, not followed.
-        private: No other user may read it; else those whom the umask allows.
-        durable: A power failure leaves the old file or the new one, whole; else it may leave an empty one.
+        path: File to replace or create. A link is replaced, not followed.
+        private: True for mode 0600; otherwise the umask decides.
+        durable: True if a power failure must leave the old or the new file. Otherwise it may leave an empty one.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file is not writable.
     """
     with _temporary_file(path, private=private, durable=durable) as file:
         yield file
@@ -47,15 +47,15 @@ def atomic_write(path: Path, *, private: bool, durable: bool = True) -> Iterator
 
 
 def is_being_written(name: str) -> bool:
-    """Return whether this is the name of a file that ``atomic_write`` writes, or that its killed writer has left."""
+    """Return whether this is a temporary name of ``atomic_write``."""
     return name.startswith(".") and _TEMPORARY_SUFFIX.fullmatch(".".join(name.rsplit(".", 2)[1:])) is not None
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return what is in a file that only this user may read; None when there is none.
+    """Read a file that only this user may read. Return None if it does not exist.
 
     Raises:
-        CredentialsError: Others may read or write it, or it is no file.
+        CredentialsError: Other users have access, or it is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -81,29 +81,27 @@ def _require_private(status: os.stat_result, path: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """The file holds these bytes, whole or not at all, also after a power failure; no other user may read it."""
+    """Replace a file atomically and durably, readable by this user only."""
     with atomic_write(path, private=True) as file:
         file.write(data)
 
 
 def write_durably(path: Path, parts: Iterable[Buffer]) -> None:
-    """The same of several parts, one after the other, readable as the umask allows."""
+    """Replace a file atomically and durably with several parts, readable as the umask allows."""
     with atomic_write(path, private=False) as file:
         file.writelines(parts)
 
 
 def publish_private(path: Path, data: bytes) -> bool:
-    """The same of a file that is not there; False when it is, and nothing was changed. Of all who do so one succeeds."""
+    """Create a private file atomically and durably. Return False if it exists. Of concurrent callers one succeeds."""
     with _temporary_file(path, private=True, durable=True) as file:
         file.write(data)
         _flush(file, durable=True)
         try:
             os.link(file.name, path)
         except FileExistsError:
-            return (
-                os.stat(file.name).st_nlink == 2
-            )  # an answer of the file server was lost, and the name is this file's
-        except OSError:  # a file system without links
+            return os.stat(file.name).st_nlink == 2  # the file server created the link, but its reply was lost
+        except OSError:  # a file system without hard links
             if path.exists():
                 return False
             os.replace(file.name, path)
@@ -112,7 +110,7 @@ def publish_private(path: Path, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def _temporary_file(path: Path, *, private: bool, durable: bool) -> Iterator[BufferedWriter]:
-    """Yield a file beside another that it is to become; afterwards its own name is gone."""
+    """Yield a temporary file next to ``path``, and remove its name afterwards."""
     _remove_leftovers(path)
     name = path.with_name(f".{path.name}.{process_mark()}.{secrets.token_hex(4)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -129,34 +127,34 @@ def _temporary_file(path: Path, *, private: bool, durable: bool) -> Iterator[Buf
 def _flush(file: BufferedWriter, *, durable: bool) -> None:
     file.flush()
     if durable:
-        os.fsync(file.fileno())  # its name must not outlive its content
+        os.fsync(file.fileno())  # otherwise the name could survive a power failure without the content
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what processes had written when they were killed; of other nodes', what is a day old. Names of another form are not ours."""
+    """Remove temporary files of killed processes; those of other nodes after a day."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
         ours = _TEMPORARY_SUFFIX.fullmatch(left.name.removeprefix(f".{path.name}."))
-        with contextlib.suppress(OSError):  # somebody else's, or gone
+        with contextlib.suppress(OSError):  # another user's, or removed
             if ours and (has_ended(ours[1]) or time.time() - left.stat().st_mtime > _ABANDONED_SECONDS):
                 left.unlink()
 
 
 def make_private(directory: Path) -> None:
-    """The directory is there, and those above it; what had to be made is this user's alone."""
+    """Create a directory and its missing parents with mode 0700."""
     for path in reversed([path for path in (directory, *directory.parents) if not path.exists()]):
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_in_private(path: Path) -> BufferedWriter:
-    """Return a new file, open for writing, that this user alone can read."""
+    """Create a file that only this user can read, and open it for writing."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 def sync(path: Path) -> None:
-    """What a file holds, or the names in a directory, survive a power failure.
+    """Sync a file or directory to disk, so that it survives a power failure.
 
     Raises:
-        OSError: They may not: the disk is full, or broken.
+        OSError: Syncing failed, for example because the disk is full or broken.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -166,10 +164,10 @@ def sync(path: Path) -> None:
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:
-    """Return what this user may still write to the file system of a path.
+    """Return the bytes that this user can still write to the file system of a path.
 
     Raises:
-        OSError: It cannot be told.
+        OSError: The file system does not respond.
     """
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize

@@ -1,10 +1,10 @@
-"""Large pages for mapped files in memory: the kernel is asked for each one, so no setting of the machine has to allow them.
+"""Requests large pages for mapped files in memory, one by one, so that no setting of the machine has to allow them.
 
-A tmpfs gives pages of 4 KiB unless it was mounted with ``huge=``. ``MADV_COLLAPSE`` (Linux 6.1) makes one page of 2 MiB out of 512, or
-out of the first of them where there are no others, whatever the mount says. Only ``shmem_enabled=deny`` forbids it. That takes 115 us,
-where ``fallocate`` and page faults take 950 us for the same 512 pages (docs/adr/0034-commits-of-stages.md).
+A tmpfs uses pages of 4 KiB unless it was mounted with ``huge=``. ``MADV_COLLAPSE`` (Linux 6.1) replaces 512 of them by one page of 2 MiB,
+even if only some exist, for any mount option. Only ``shmem_enabled=deny`` prevents this. It takes 115 us, compared with 950 us for ``fallocate``
+and page faults of 512 pages (docs/adr/0034-commits-of-stages.md).
 
-A file profits where it is mapped at a multiple of the size of a large page, which mappings of a tmpfs are only by chance.
+A file benefits if it is mapped at a multiple of the large page size. Mappings of a tmpfs usually are not, so ``align_next_mapping`` arranges it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["LARGE_PAGE_BYTES", "align_next_mapping", "try_make_large_page"]
 
 _SIZE: Final = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MAX_BYTES: Final = 4 * 1024**2
-"""Kernels with pages of 64 KiB have large ones of 512 MiB: too much to make at once."""
+"""Maximum, because kernels with pages of 64 KiB have large pages of 512 MiB, which take too long to create."""
 
 _MADV_COLLAPSE: Final = 25
 _NO_ACCESS: Final = 0
 _PRIVATE_ANONYMOUS_NO_RESERVE: Final = 0x4022
 _FAILED: Final = ctypes.c_void_p(-1).value
 _ELSEWHERE_BYTES: Final = 4 * 1024**2
-"""Addresses kept free above the wanted ones, for small mappings made meanwhile: the kernel takes the highest gap that is large enough."""
+"""Address space kept free above the gap for other small mappings, because the kernel uses the highest gap that fits."""
 
 
 def _large_page_bytes() -> int:
-    """Return the size of a large page; 0 where there are none."""
+    """Return the size of a large page; 0 if the kernel has none."""
     try:
         size = int(_SIZE.read_text())
     except (OSError, ValueError):
@@ -40,17 +40,17 @@ def _large_page_bytes() -> int:
 
 
 LARGE_PAGE_BYTES: Final = _large_page_bytes()
-"""The size of a large page; 0 where the kernel has none, or only larger ones than are useful."""
+"""Size of a large page; 0 if the kernel has none or only those above ``_MAX_BYTES``."""
 
 
 @contextlib.contextmanager
 def align_next_mapping(num_bytes: int) -> Iterator[None]:
-    """Inside it, the next file that is mapped with this size lies at a multiple of the size of a large page, as a rule.
+    """Align the next mapping of this size in the block to a large page, if possible.
 
-    For mappings that others make, such as LMDB, who cannot be told an address. The kernel takes the highest gap that is large enough, and
-    here one is made of just that size. Where that does not work, the file is mapped anywhere.
+    For mappings by libraries such as LMDB, which accept no address. The kernel uses the highest gap that is large enough, and this
+    function creates one of the exact size. If that fails, the file is mapped anywhere.
 
-    **Threads.** What another thread maps meanwhile may take the place.
+    **Threads.** A mapping by another thread may take the gap.
     """
     blocked = _leave_one_gap(num_bytes) if LARGE_PAGE_BYTES and num_bytes >= LARGE_PAGE_BYTES else []
     try:
@@ -61,11 +61,11 @@ def align_next_mapping(num_bytes: int) -> Iterator[None]:
 
 
 def _leave_one_gap(num_bytes: int) -> list[tuple[int, int]]:
-    """Make a gap of this size that begins at a large page; return what is mapped around it: addresses and sizes."""
+    """Create an aligned gap of this size. Return the addresses and sizes of the mappings around it."""
     size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     total = LARGE_PAGE_BYTES + size + mmap.PAGESIZE + _ELSEWHERE_BYTES
     begin = _LIBC.mmap(None, total, _NO_ACCESS, _PRIVATE_ANONYMOUS_NO_RESERVE, -1, 0)
-    if begin is None or begin == _FAILED:  # a limit of address space
+    if begin is None or begin == _FAILED:  # address space is limited
         return []
     gap = -(-begin // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
     above = gap + size
@@ -77,11 +77,11 @@ def _leave_one_gap(num_bytes: int) -> list[tuple[int, int]]:
 
 
 def try_make_large_page(address: int) -> bool:
-    """Make one large page of a file, and map it at this address; False where that cannot be.
+    """Convert the pages at an address to one large page. Return False if that fails.
 
     Args:
-        address: Where its first byte is mapped for writing, in the file and in memory at a multiple of ``LARGE_PAGE_BYTES``. The
-            file has at least one page there already.
+        address: Multiple of ``LARGE_PAGE_BYTES`` at which a multiple of it in the file is mapped for writing. The file must
+            have at least one page there.
     """
     return int(_LIBC.madvise(address, LARGE_PAGE_BYTES, _MADV_COLLAPSE)) == 0
 

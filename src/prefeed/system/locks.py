@@ -1,7 +1,7 @@
-"""Locks of the kernel's, of files and directories: had at once, waited for with a limit, or taken in turns.
+"""Locks files and directories with flock, without waiting or with a limited wait.
 
-A lock goes with the process that has it, however that ends. One that is stopped keeps it, and so may a node that is gone, on
-NFS: hence every wait has a limit. Where a file system has no locks, no process gets one, and none waits.
+The kernel releases a lock when its process ends. A suspended process keeps its lock, and on NFS a lost node may, so every wait has a limit. If a
+file system does not support locks, functions behave as if no other process had one.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from prefeed.system.trust import beneath, why_unprotected
 _held: Final[set[int]] = set()
 
 PATIENCE_SECONDS: Final = 1.0
-"""So long another process may keep a directory before it counts as stopped; what is done inside takes milliseconds."""
+"""Maximum wait for a lock before its holder counts as suspended. Holders need milliseconds."""
 
 TURN_SECONDS: Final = 0.01
-"""So long a turn is waited for where locks are held that others in this process want; then all of it is tried again."""
+"""Maximum wait for a ``ProcessLock`` while other locks are held that this process needs. Then all locks are tried again."""
 
 FORGIVING_SECONDS: Final = 5.0
-"""A directory, or a turn, that was waited for in vain is not waited for again for so long."""
+"""Time after a failed wait during which the same directory or file is not waited for again."""
 
 _POLL_SECONDS: Final = 0.001
 _SHORTEST_POLL_SECONDS: Final = 0.00005
-"""A turn to write is mostly over after some tenths of a millisecond."""
+"""First pause between two tries for a ``ProcessLock``, which is usually held for some tenths of a millisecond."""
 
 _SLOW_POLL_SECONDS: Final = 0.02
 
@@ -41,11 +41,11 @@ T = TypeVar("T")
 
 
 def try_flock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Return whether there is nothing to wait for: the lock is held, or there are no locks.
+    """Try to lock a file. Return True if it is locked, or if the file system does not support locks.
 
     Args:
-        descriptor: Of the file.
-        kind: ``LOCK_EX``, for one alone, or ``LOCK_SH``, for many.
+        descriptor: Descriptor of the file.
+        kind: ``LOCK_EX`` (exclusive) or ``LOCK_SH`` (shared).
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -59,13 +59,13 @@ def try_flock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 def flock_within(
     descriptor: int, seconds: float, kind: int = fcntl.LOCK_EX, *, life: Callable[[], object] | None = None
 ) -> bool:
-    """Wait for a lock; return False when somebody else has kept it for so long.
+    """Wait for a lock for a limited time. Return False if another process keeps it.
 
     Args:
-        descriptor: Of the file.
-        seconds: How long.
+        descriptor: Descriptor of the file.
+        seconds: Maximum wait in seconds.
         kind: As for ``try_flock``.
-        life: Returns another value as long as the holder of the lock is alive: then the time begins again.
+        life: Returns a value that changes while the holder is alive. Each change restarts the wait.
     """
     seen, since = life and life(), time.monotonic()
 
@@ -87,9 +87,9 @@ def flock_within(
 
 
 def _retry_until(is_over: Callable[[], bool], act: Callable[[], T], *, pause_seconds: float = _POLL_SECONDS) -> T:
-    """Return what a function returns once it raises BlockingIOError no more; that is raised when the time is over.
+    """Retry a function until it no longer raises BlockingIOError. Raise that error when the time is over.
 
-    Pauses double, to a millisecond: the kernel can be asked for a lock at once or for ever, and not for a time.
+    Pauses double up to a millisecond, because flock has no timeout.
     """
     while True:
         try:
@@ -103,24 +103,24 @@ def _retry_until(is_over: Callable[[], bool], act: Callable[[], T], *, pause_sec
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, within_seconds: float) -> Iterator[None]:
-    """Hold a file, made if it is not there; one that is kept for longer is not waited for, and what is inside is still done."""
+    """Lock a file during the block, creating it if needed. After the time limit, run the block without the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         flock_within(descriptor, within_seconds)
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked in the block has the file open
         os.close(descriptor)
 
 
 def is_named(descriptor: int, path: str | os.PathLike[str], *, within: int | None = None) -> bool:
-    """Return whether an open file has this name, and no other file has it by now.
+    """Return whether an open file is the one that currently has this name.
 
     Args:
-        descriptor: Of the file.
+        descriptor: Descriptor of the file.
         path: Its name.
-        within: Descriptor of the directory that ``path`` is relative to; then a link is not followed.
+        within: Descriptor of the directory for a relative ``path``, of which a link is then not followed.
     """
     try:
         now = os.stat(path, dir_fd=within, follow_symlinks=within is None)
@@ -130,15 +130,16 @@ def is_named(descriptor: int, path: str | os.PathLike[str], *, within: int | Non
 
 
 def open_locked(open_file: Callable[[], int], is_current: Callable[[int], bool] = lambda _: True) -> int:
-    """Return an open file that no other process has locked.
+    """Open and lock a file without waiting. Return its descriptor.
 
     Args:
-        opened: Opens it.
-        is_current: Whether the open file still has its name: the holder of the lock may have removed it. Else it is opened again.
+        open_file: Opens the file.
+        is_current: Returns whether the open file still has its name. If not, because the last holder removed it, the file is opened
+            again.
 
     Raises:
-        BlockingIOError: Somebody has it.
-        OSError: It cannot be opened or locked.
+        BlockingIOError: Another process has the lock.
+        OSError: The file cannot be opened or locked.
     """
     while True:
         descriptor = open_file()
@@ -154,22 +155,19 @@ def open_locked(open_file: Callable[[], int], is_current: Callable[[int], bool] 
 
 @contextlib.contextmanager
 def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[Path]:
-    """Hold a directory of this user; no other process that asks is inside meanwhile.
+    """Lock a directory of this user. Yield a path to the locked directory that does not depend on its name.
 
-    Yields a path that leads to this very directory, whatever comes to its name.
-
-    The lock is on the directory itself: nothing has to be made for it, and a removed directory cannot be held.
-    It goes with the process, however that ends, and not to its children. A process that is stopped inside keeps it:
-    hence no process waits for it without end.
+    The lock is on the directory itself, so that no lock file is needed and a removed directory cannot be locked. The lock ends with the
+    process and is not inherited by children. A suspended process keeps it, so waiting is limited.
 
     Args:
-        directory: What to hold.
-        within_seconds: Give up after that time; 0: do not wait.
+        directory: Directory to lock.
+        within_seconds: Maximum wait; 0 for none.
 
     Raises:
-        BlockingIOError: Somebody else had it all the time.
-        FileNotFoundError: There is no such directory, or it was removed while this waited.
-        OSError: It cannot be opened, or others may write to it.
+        BlockingIOError: Another process has the lock.
+        FileNotFoundError: The directory does not exist, or was removed or replaced during the wait.
+        OSError: The directory cannot be opened, or others may write to it.
     """
     file = retry_while_locked(directory, lambda: _open_and_lock(directory), within_seconds=within_seconds)
     try:
@@ -178,24 +176,24 @@ def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS)
         yield Path(beneath(file))
     finally:
         _held.discard(file)
-        with contextlib.suppress(OSError):  # closed already in a forked child
+        with contextlib.suppress(OSError):  # a forked child has closed it already
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
 
 def retry_while_locked(directory: Path, act: Callable[[], T], *, within_seconds: float = PATIENCE_SECONDS) -> T:
-    """Return what a function returns that does not wait for the directory: it is called again while others have that.
+    """Call a function again while it raises BlockingIOError because a directory is locked.
 
-    For those who need another lock inside: to wait for a process that may be stopped, with a lock held that others in
-    this process want, or its forks, would stop them all.
+    Use it if the function needs another lock. Waiting inside that lock for a process that may be suspended would block all threads and forks
+    of this process that need the other lock.
 
     Args:
-        directory: What the function locks.
-        act: Raises BlockingIOError, with nothing held, while somebody else has the directory.
-        within_seconds: Give up after that time; at once for a while after that was in vain.
+        directory: Directory that the function locks.
+        act: Raises BlockingIOError, holding no lock, while another process has the directory.
+        within_seconds: Maximum wait. For a while after a failed wait, there is none.
 
     Raises:
-        BlockingIOError: Somebody else had it all the time.
+        BlockingIOError: Another process has the directory.
     """
     start = time.monotonic()
     deadline = start if _no_wait_until.get(directory, start) > start else start + within_seconds
@@ -208,12 +206,10 @@ def retry_while_locked(directory: Path, act: Callable[[], T], *, within_seconds:
 
 
 class ProcessLock:
-    """A file that one thread of one process at a time holds; each process makes its own, a forked one too.
+    """Lock of a file for one thread of one process at a time. Each process, also a forked one, creates its own object.
 
-    It is asked for again and again, and not waited for: the kernel cannot be told how long to wait, and a process that is
-    stopped keeps it. What a process held is free as soon as that is killed, and no process has to be woken for it.
-
-    Nothing is ever taken over: a process that is stopped inside and wakes again still has it, and ends what it began.
+    The lock is polled, because flock has no timeout and a suspended process keeps its lock. The kernel releases the lock of a killed process.
+    A lock is never taken from its holder: a process that is suspended and resumed still has it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -223,14 +219,14 @@ class ProcessLock:
 
     @contextlib.contextmanager
     def hold(self, *, within_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-        """Hold it.
+        """Hold the lock during the block.
 
         Args:
-            within_seconds: Give up after that time; at once for a while after that was in vain.
+            within_seconds: Maximum wait. For a while after a failed wait, there is none.
 
         Raises:
-            BlockingIOError: Somebody else had it all the time.
-            OSError: There is no such file.
+            BlockingIOError: Another thread or process has the lock.
+            OSError: The file does not exist.
         """
         start = time.monotonic()
         deadline = start if self.has_timed_out() else start + within_seconds
@@ -243,12 +239,12 @@ class ProcessLock:
             yield
         finally:
             if self._file is not None:
-                with contextlib.suppress(OSError):  # closed already in a forked child
+                with contextlib.suppress(OSError):  # a forked child has closed it already
                     fcntl.flock(self._file, fcntl.LOCK_UN)
             self._mutex.release()
 
     def has_timed_out(self) -> bool:
-        """Return whether it was waited for in vain a short while ago: another process keeps it."""
+        """Return whether a recent wait for the lock failed."""
         return _no_wait_until.get(self._path, 0.0) > time.monotonic()
 
     def _lock(self, file: int, deadline: float, *, is_patient: bool) -> None:
@@ -264,7 +260,7 @@ class ProcessLock:
             raise
 
     def close(self) -> None:
-        """Close what was opened. In a forked child: at once, as the copy would keep what a thread of the parent holds."""
+        """Close the file. Call it first in a forked child, because an inherited copy keeps the parent's lock."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -276,7 +272,7 @@ def _open_and_lock(directory: Path) -> int:
     try:
         if why := why_unprotected(os.fstat(file)):
             raise UnsafeDirectoryError(f"{directory} {why}")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock itself cannot be told how long to wait
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # flock has no timeout
     except BaseException:
         _held.discard(file)
         os.close(file)
@@ -285,7 +281,7 @@ def _open_and_lock(directory: Path) -> int:
 
 
 def _close_after_fork() -> None:
-    # What a thread of the parent holds: the copy here would keep it locked when the parent is killed.
+    # An inherited copy would keep the lock of the parent after the parent was killed.
     for file in _held:
         os.close(file)
     _held.clear()

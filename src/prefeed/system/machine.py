@@ -1,4 +1,7 @@
-"""Which machine this is, and which of its processes: what tells a node from the others that share its home."""
+"""Identifies this node and its processes among all nodes that share a home.
+
+Also reads mounts, file system types and open files from the kernel.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from pathlib import Path
 from typing import Final
 
 PROCESS_PATHS: Final = ("/proc/", "/dev/fd/")
-"""Paths below these lead each process to something else."""
+"""Prefixes of paths that mean another file in each process."""
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _OWN_TYPES: Final = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"}
 )
-"""Types of file systems that one kernel at a time has mounted."""
+"""File systems that only one kernel at a time mounts."""
 
 _STATX_MNT_ID: Final = 0x1000
 _STATX_MNT_ID_UNIQUE: Final = 0x4000
@@ -37,20 +40,20 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 _NAME_DIGITS: Final = 12
 _START_FIELD: Final = 19
-"""Of what ``/proc/<pid>/stat`` says behind the name: when the process began."""
+"""Index of the start time among the fields after the name in ``/proc/<pid>/stat``."""
 
 
 @cache
 def boot_name() -> str:
-    """Return twelve hex digits for this boot of this kernel: all its containers have them, no other node and no later boot.
+    """Return twelve hex digits that identify this boot of this kernel, equal in all its containers.
 
-    Where the kernel has no boot id, as in some sandboxes, they are of the host name.
+    Without a boot id, as in some sandboxes, they are derived from the host name.
     """
     return hashlib.sha256(boot_id().encode()).hexdigest()[:_NAME_DIGITS]
 
 
 def boot_id() -> str:
-    """Return what tells this boot of this kernel from all others; where the kernel has no boot id, the host name."""
+    """Return the kernel's id of this boot, or the host name if the kernel has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -58,12 +61,12 @@ def boot_id() -> str:
 
 
 def host_name() -> str:
-    """Return the name of the machine or container, for people; others may have the same."""
+    """Return the name of the machine or container for messages. It may not be unique."""
     return socket.gethostname()
 
 
 def boot_time() -> float:
-    """Return when the kernel was booted, in seconds since 1970; before everything when it does not say."""
+    """Return the time of the boot in seconds since 1970; minus infinity if unknown."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith("btime ")))
@@ -72,7 +75,7 @@ def boot_time() -> float:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the text of one of the kernel's files; None where there is none, or it cannot be read."""
+    """Read a file of the kernel. Return None if it does not exist or is not readable."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -81,7 +84,7 @@ def read_text(path: Path) -> str | None:
 
 @cache
 def process_namespace() -> str:
-    """Return what process ids of this process count within: containers of one kernel have one each."""
+    """Return the id of the namespace of this process's process ids, which containers do not share."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -89,7 +92,7 @@ def process_namespace() -> str:
 
 
 def network_namespace() -> str:
-    """Return what addresses of the machine itself, and short names, count within; each container may have its own."""
+    """Return the id of the namespace of loopback addresses and short host names."""
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:
@@ -97,27 +100,27 @@ def network_namespace() -> str:
 
 
 def process_mark() -> str:
-    """Return what names this process in the names of files: no other that runs has it, on any node."""
+    """Return an id of this process for file names, unique among running processes of all nodes."""
     return f"{boot_name()}-{''.join(filter(str.isdigit, process_namespace()))}-{os.getpid()}"
 
 
 def has_ended(mark: str) -> bool:
-    """Return whether the process of a mark has ended, as far as that can be told here: never of another node's."""
+    """Return whether the process of a mark has ended. False for processes of other nodes, which cannot be checked."""
     here, _, pid = mark.rpartition("-")
     return here == process_mark().rpartition("-")[0] and pid.isdigit() and not os.path.exists(f"/proc/{pid}")
 
 
 def is_on_own_disk(path: Path) -> bool:
-    """Return whether a path, or the nearest one above that exists, is on a file system that this kernel alone has mounted.
+    """Return whether a path, or its nearest existing parent, is on a file system that only this kernel mounts.
 
-    Then locks exclude all who can reach it, and what is unlinked stays for those who have it open. False when in doubt.
+    Then locks exclude all other users of the file, and an unlinked file stays readable for processes that have it open. False if unknown.
     """
     there = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
     return filesystem_of(there) in _OWN_TYPES
 
 
 def filesystem_of(path: Path) -> str | None:
-    """Return the type of the file system that a path is on; None when the kernel does not say."""
+    """Return the type of the file system of a path; None if the kernel does not report it."""
     held = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         told = Path(f"/proc/self/fdinfo/{held}").read_text()
@@ -131,9 +134,9 @@ def filesystem_of(path: Path) -> str | None:
 
 
 def filesystem_of_mount(mountinfo: str, number: str) -> str | None:
-    """Return the type of the file system of the mount with this number from the text of ``/proc/<pid>/mountinfo``.
+    """Return the file system type of a mount from the text of ``/proc/<pid>/mountinfo``.
 
-    Not by the device of a file: in a subvolume of btrfs, or a layer of overlayfs, it has one that nothing is mounted by.
+    The mount is found by its number, because the device of a file in a btrfs subvolume or an overlay is not that of the mount.
     """
     for line in mountinfo.splitlines():
         mounted, _, described = line.partition(" - ")
@@ -143,16 +146,16 @@ def filesystem_of_mount(mountinfo: str, number: str) -> str | None:
 
 
 def mount_number(where: str | int, *, unique: bool = False) -> int | None:
-    """Return the number of the mount by which a path or an open file is reached; None when the kernel does not say.
+    """Return the number of the mount of a path or open file; None if the kernel does not report it.
 
-    Two mounts of one file system have two numbers: what ``st_dev`` cannot tell apart. It is that of
-    ``/proc/self/mountinfo``, which another mount may get once this one is gone and nothing of it is open any more.
+    Two mounts of one file system differ in this number and not in ``st_dev``. It is the number in ``/proc/self/mountinfo``, which
+    can be reused once the mount is removed and none of its files is open.
 
     Args:
-        where: A path, whose last link is followed, or a descriptor.
-        unique: The number that no other mount ever has, of Linux 6.8 and later; not that of mountinfo.
+        where: A path, of which a final link is followed, or a descriptor.
+        unique: True for the number that is never reused (Linux 6.8). It differs from that in mountinfo.
     """
-    mask = _STATX_MNT_ID_UNIQUE if unique else _STATX_MNT_ID  # the latter since Linux 5.8
+    mask = _STATX_MNT_ID_UNIQUE if unique else _STATX_MNT_ID  # Linux 5.8
     path, directory = (b"", where) if isinstance(where, int) else (os.fsencode(where), _AT_FDCWD)
     found = ctypes.create_string_buffer(256)
     if not _libc.statx(directory, path, _AT_EMPTY_PATH, mask, found) and _STATX_MASK.unpack_from(found)[0] & mask:
@@ -166,11 +169,11 @@ def mount_number(where: str | int, *, unique: bool = False) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process, told apart from others that have its number elsewhere, or get it later.
+    """Identity of a process that remains unique when its number is reused, or used on another node.
 
     Attributes:
-        pid: Its number; 0: none.
-        started: When it began, in ticks since the boot.
+        pid: Process id; 0 for no process.
+        started: Start time in ticks since the boot.
         boot: See ``boot_name``.
         namespace: See ``process_namespace``.
         host: See ``host_name``.
@@ -184,7 +187,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the process that has this number here and now; one that stands for no process if there is none."""
+        """Look up a running process by its id in this namespace. Return ``Process()`` if there is none."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -197,23 +200,23 @@ class Process:
 
     @property
     def is_here(self) -> bool:
-        """Whether its number means something in this process; of one elsewhere ``/proc`` says nothing."""
+        """True if the process id is valid in this namespace, so that ``/proc`` can be read for it."""
         return (self.boot, self.namespace) == (boot_name(), process_namespace())
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, for one that is here."""
+        """True if the process runs. Only meaningful if ``is_here``."""
         now = Process.of(self.pid) if self.pid and self.is_here else Process()
         return bool(now.pid) and now.started == self.started
 
     @property
     def place(self) -> str:
-        """The node that it is of, for messages."""
+        """Host name for messages."""
         return self.host or "another node"
 
 
 def is_loopback(host: str) -> bool:
-    """Return True when this is who asks: an address or a name of the machine, or the container, that it is used in."""
+    """Return whether a host is an address or name of the machine or container itself."""
     name = host.strip("[]").rstrip(".").lower()
     try:
         address = ipaddress.ip_address(name.partition("%")[0])
@@ -223,26 +226,25 @@ def is_loopback(host: str) -> bool:
 
 
 def is_relative(host: str) -> bool:
-    """Return True when containers on one machine may reach different servers by it.
+    """Return whether a host may mean different servers in different containers of a machine.
 
-    It is a loopback address, or a name without a dot: each network of containers has names of its own, and each namespace
-    of Kubernetes its services.
+    True for a loopback address and for a name without a dot, which each container network or Kubernetes namespace resolves itself.
     """
     name = host.strip("[]").rstrip(".")
     return is_loopback(host) or not ("." in name or ":" in name)
 
 
 def open_files(pid: int, covers: Callable[[str], bool]) -> list[str]:
-    """Return the files that a process has open below some directories, by the kernel's names; storage is asked nothing.
+    """List the open files of a process below some directories, without access to storage.
 
     Args:
-        pid: Of the process; one that is gone, or another user's, has none.
-        covers: Takes an absolute path; returns whether it is below the directories.
+        pid: Process id. The list is empty for an ended process or one of another user.
+        covers: Returns whether an absolute path is below the directories.
     """
     found = []
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # closed in the meantime
                 name = os.readlink(f"/proc/{pid}/fd/{number}")
                 if name.startswith("/") and covers(name):
                     found.append(name)

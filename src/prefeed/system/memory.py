@@ -1,7 +1,7 @@
-"""How much memory there is, and how much of it is left: of this machine, and of the control groups that this process is in.
+"""Measures the memory of this machine and of this process's control groups.
 
-What reads is ``read_memory``; the rest is pure. A control group's use holds cached files, which the kernel gives up for memory
-before it kills anybody, and the pages of a tmpfs, which it does not.
+``read_memory`` reads the kernel's files; the other functions are pure. The usage of a control group includes cached files, which the kernel
+frees before it kills a process, and pages of a tmpfs, which it does not free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prefeed.system.machine import read_text
 from prefeed.system.units import in_gib
 
 RESERVE_SHARE: Final = 0.1
-"""Of the machine's memory, and of each control group's, this part is left to programs: prefeed takes nothing of it."""
+"""Share of the machine's and of each control group's memory that prefeed leaves to programs."""
 
 _CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
@@ -30,13 +30,13 @@ ReadText = Callable[[Path], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryGroup:
-    """One control group with a limit, in bytes.
+    """Memory of a control group with a limit, in bytes.
 
     Attributes:
-        limit_bytes: The most that its processes may take; of ``memory.max`` and ``memory.high`` the smaller.
-        usage_bytes: What they take, cached files and pages of a tmpfs included.
-        idle_files_bytes: Of it: cached files that were not used lately.
-        used_files_bytes: Of it: cached files that somebody has.
+        limit_bytes: The smaller one of ``memory.max`` and ``memory.high``.
+        usage_bytes: Usage of its processes, including cached files and pages of a tmpfs.
+        idle_files_bytes: Part of the usage: cached files that were not used recently.
+        used_files_bytes: Part of the usage: cached files in use.
     """
 
     limit_bytes: int
@@ -46,22 +46,22 @@ class MemoryGroup:
 
     @property
     def left_bytes(self) -> int:
-        """What programs can take without that files are read again."""
+        """Memory that programs can allocate without evicting cached files in use."""
         return max(0, self.limit_bytes - max(0, self.usage_bytes - self.idle_files_bytes))
 
     @property
     def reclaimable_left_bytes(self) -> int:
-        """What programs can take before the kernel kills one: it gives up all cached files first."""
+        """Memory that programs can allocate before the kernel kills one. It evicts all cached files first."""
         return max(0, self.limit_bytes - max(0, self.usage_bytes - self.idle_files_bytes - self.used_files_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The machine and the control groups above a process at one moment.
+    """Snapshot of the memory of the machine and of the control groups of a process.
 
     Attributes:
-        total_bytes: RAM.
-        available_bytes: What programs can still have, as the kernel estimates it.
+        total_bytes: RAM in bytes.
+        available_bytes: Memory available to programs according to the kernel, in bytes.
         groups: Control groups with a limit, the process's own first.
     """
 
@@ -71,19 +71,19 @@ class Memory:
 
     @property
     def limit_bytes(self) -> int:
-        """The smallest limit."""
+        """Smallest limit of the machine and all groups, in bytes."""
         return min([self.total_bytes, *(group.limit_bytes for group in self.groups)])
 
     @property
     def left_bytes(self) -> int:
-        """The least that the machine and every control group have left."""
+        """Smallest amount that is left in the machine and all groups, in bytes."""
         return min([self.available_bytes, *(group.left_bytes for group in self.groups)])
 
     def spare_bytes(self, *, before_a_kill: bool = False) -> tuple[int, str]:
-        """Return what may still be taken so that the reserve stays, negative where it is touched, and what leaves no more.
+        """Return how many bytes can be used without touching the reserve, and the limit that decides. May be negative.
 
         Args:
-            before_a_kill: Count on cached files in use as well.
+            before_a_kill: True to count cached files in use as free.
         """
         bounds = [
             (self.available_bytes - reserve_bytes(self.total_bytes), self._describe("this machine", self.total_bytes))
@@ -101,12 +101,12 @@ class Memory:
 
 
 def reserve_bytes(limit_bytes: int) -> int:
-    """Return what is left to programs of memory of this size."""
+    """Return the part of a memory limit that is reserved for programs."""
     return int(limit_bytes * RESERVE_SHARE)
 
 
 def read_memory(read: ReadText = read_text) -> Memory:
-    """Read it; some tenths of a millisecond."""
+    """Read the current memory. Takes some tenths of a millisecond."""
     sizes = parse_meminfo(read(_MEMINFO) or "")
     total = sizes.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     groups = tuple(memory_groups(read(_OWN_GROUPS) or "", _CGROUP_ROOT, read))
@@ -114,7 +114,7 @@ def read_memory(read: ReadText = read_text) -> Memory:
 
 
 def address_space() -> tuple[int, int] | None:
-    """Return the limit of this process's address space and what it takes of it, in bytes; None without a limit."""
+    """Return the limit of this process's address space and its usage, in bytes; None without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -123,25 +123,25 @@ def address_space() -> tuple[int, int] | None:
 
 
 def fits_in_memory(num_bytes: int, read: ReadText = read_text) -> bool:
-    """Return whether a program may take that many bytes at once: half of the reserve is left then.
+    """Return whether a program may allocate so much at once, leaving half of the reserve.
 
-    The other half is for others that take at the same moment; the memory tier gives back what makes it whole again.
+    The other half is for concurrent allocations. The memory tier then shrinks until the reserve is complete again.
     """
     memory = read_memory(read)
     spare, _ = memory.spare_bytes(before_a_kill=True)
     return spare + reserve_bytes(memory.limit_bytes) // 2 >= num_bytes
 
 
-# ---------------------------------------------------------------- what the kernel's texts mean
+# ---------------------------------------------------------------- kernel file formats
 
 
 def memory_groups(own_cgroups: str, root: Path, read: ReadText) -> Iterator[MemoryGroup]:
-    """Yield every control group that bounds this process's memory, from its own up to the root.
+    """Yield the control groups that limit this process's memory, from its own up to the root.
 
     Args:
-        own_cgroups: Text of ``/proc/self/cgroup``: version 2, version 1, or both.
-        root: Where control groups are mounted.
-        read: Returns a file's text, None if there is no such file.
+        own_cgroups: Text of ``/proc/self/cgroup`` of version 2, version 1, or both.
+        root: Mount point of the control groups.
+        read: Returns the text of a file; None if it does not exist.
     """
     for line in own_cgroups.splitlines():
         controllers, _, group = line.partition(":")[2].partition(":")
@@ -168,7 +168,7 @@ def memory_groups(own_cgroups: str, root: Path, read: ReadText) -> Iterator[Memo
 
 
 def parse_limit(text: str | None) -> int | None:
-    """Return a number of bytes from a control group's file; None for no file, ``max``, and version 1's "no limit"."""
+    """Parse a limit in bytes. Return None for a missing file, ``max``, and the huge default of version 1."""
     if text is None or not text.strip().isdigit():
         return None
     value = int(text)
@@ -176,7 +176,7 @@ def parse_limit(text: str | None) -> int | None:
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Return sizes in bytes by name."""
+    """Parse ``/proc/meminfo`` into sizes in bytes by name."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -187,13 +187,13 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def parse_numbers(text: str) -> dict[str, int]:
-    """Return the numbers of a ``memory.stat`` by name."""
+    """Parse ``memory.stat`` into numbers by name."""
     pairs = (line.partition(" ")[::2] for line in text.splitlines())
     return {name: int(value) for name, value in pairs if value.strip().isdigit()}
 
 
 def _ancestors(mount: Path, group: str) -> Iterator[Path]:
-    # In a container the path may lie above what is mounted ("/../.."): then the mount's root is this group.
+    # In a container the path may lead above the mount ("/../.."), whose root is then this group.
     parts = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
     for depth in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:depth])

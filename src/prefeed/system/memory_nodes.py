@@ -1,4 +1,4 @@
-"""On which memory nodes of a machine with several sockets the pages of this process come to lie (NUMA)."""
+"""Distributes the memory pages of this process over the memory nodes (NUMA) of a machine with several sockets."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _Nodes = ctypes.c_ulong * (_MAX_NODES // _WORD_BITS)
 
 _DEFAULT: Final = 0
 _INTERLEAVE: Final = 3
-_ALLOWED: Final = 4  # the nodes of the control group, and not the policy
+_ALLOWED: Final = 4  # query the nodes of the control group instead of the policy
 
 
 def spread_new_pages() -> list[int]:
-    """Have new pages of this thread, and of what it starts, lie on all nodes that it may use in turn; return these nodes.
+    """Distribute new pages of this thread and its children over all allowed memory nodes. Return these nodes.
 
-    The kernel takes a page of a file in memory from the node of the thread that touches it first. A server fills the tier for
-    readers on all nodes. It may have been started by a process that is bound to one, as the ranks of a job often are:
-    then it would fill that one, and when that one is full the kernel ends a process, however much memory the others have.
+    The kernel allocates a page of a file in memory on the node of the first thread that touches it. The server fills the tier for readers
+    on all nodes, but it may inherit a binding to one node, as ranks of a job often have. It would then fill that node, and the kernel
+    would kill a process although other nodes have free memory.
 
-    With one node the policy that was inherited goes. Nothing is changed where the kernel knows no nodes, or does not allow it, as in
-    containers without ``SYS_NICE``: then the list is empty.
+    On a machine with one node, an inherited policy is reset. The list is empty, and the policy unchanged, if the kernel has no NUMA support
+    or denies the change, as in containers without ``SYS_NICE``.
     """
     calls = _CALLS.get(platform.machine())
     if calls is None:

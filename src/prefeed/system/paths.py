@@ -1,4 +1,4 @@
-"""Whether one place lies in another. Places are absolute paths without ``.``, ``..`` and doubled slashes, or URLs."""
+"""Compares places: absolute paths without ``.``, ``..`` and double slashes, or URLs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def is_in(place: str, root: str) -> bool:
-    """Return whether a place is the other one, or lies below it; by the names alone."""
+    """Return whether a place is another one or below it, by name."""
     return place == root or place.startswith(f"{root.rstrip('/')}/")
 
 
@@ -16,12 +16,12 @@ def path_below(place: str, root: str) -> str:
 
 
 def overlap_by_name(one: str, other: str) -> bool:
-    """Return whether one of two places lies in the other, or they are the same; by the names alone."""
+    """Return whether one of two places contains the other, or both are equal, by name."""
     return is_in(one, other) or is_in(other, one)
 
 
 def is_in_resolved(place: str, root: str) -> bool:
-    """The same of what links lead to."""
+    """Return whether a place is another one or below it, after resolving links."""
     return is_in(_real(place), _real(root))
 
 

@@ -1,8 +1,7 @@
-"""Removing a directory with all that is below it, and nothing else: no link is followed, and no mount is entered.
+"""Removes directory trees without following links or entering mounts.
 
-Every step is taken from one open directory to the next, so what others put in the way meanwhile is not walked into. What
-is mounted below a directory belongs to somebody else, also when it is a bind mount of the same file system, which
-``st_dev`` cannot tell: the number of the mount does.
+Each step opens the next directory relative to the open one above it, so that a path cannot be redirected. A mount below the tree is not part
+of it, even a bind mount of the same file system, which only the mount number distinguishes.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ IS_MOUNT: Final = "it is a mount, which is not entered"
 
 
 class Boundary(NamedTuple):
-    """What an open directory is a part of, and what a removal stays within.
+    """Mount and file system of an open directory, which a removal does not leave.
 
     Attributes:
-        mount: The number of the mount; None when the kernel does not say.
-        device: The file system; subvolumes of btrfs have one each.
+        mount: Mount number; None if the kernel does not report it.
+        device: Device of the file system. Each btrfs subvolume has its own.
     """
 
     mount: int | None
@@ -33,28 +32,28 @@ class Boundary(NamedTuple):
 
     @classmethod
     def of(cls, descriptor: int) -> Boundary:
-        """Return that of an open directory."""
+        """Read the boundary of an open directory."""
         return cls(mount_number(descriptor), os.fstat(descriptor).st_dev)
 
 
 Failed = Callable[[str, OSError], None]
-"""Told the path of what stays, and why."""
+"""Receives the path that could not be removed, and the reason."""
 
 
 def remove_at(
     parent: int, name: str, where: str, *, within: Boundary | None, failed: Failed
 ) -> Generator[int, None, bool]:  # fmt: skip
-    """Remove a name in an open directory, with all below it; yield the size of each file and link that went.
+    """Remove a name in an open directory, with everything below. Yield the size of each removed file and link.
 
     Args:
         parent: Descriptor of the directory.
-        name: In it.
-        where: The same as a path, for ``failed``.
-        within: Directories that are of another mount or file system stay, with all above them; None: none are.
-        failed: Told what stays. Names that have vanished meanwhile do not count.
+        name: Name in the directory.
+        where: Path of the name for ``failed``.
+        within: Boundary. Directories outside and their parents stay. None for no boundary.
+        failed: Function that receives failures. Names that vanish in the meantime are no failures.
 
     Returns:
-        Whether it is gone.
+        True if the name no longer exists.
     """
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -89,7 +88,7 @@ def remove_at(
 def empty_directory(
     descriptor: int, where: str, *, within: Boundary | None, failed: Failed
 ) -> Generator[int, None, bool]:  # fmt: skip
-    """Remove all that is in an open directory; as ``remove_at``. Returns whether nothing was left."""
+    """Remove the content of an open directory, as ``remove_at`` does. Return True if the directory is empty."""
     try:
         names = os.listdir(descriptor)
     except OSError as err:
@@ -103,18 +102,18 @@ def empty_directory(
 
 
 def remove_tree(path: str | os.PathLike[str], *, ignore_errors: bool = False) -> None:
-    """The directory is gone, with all below it; as ``shutil.rmtree``, but what is mounted there or below stays.
+    """Remove a directory tree like ``shutil.rmtree``, except mounts in it.
 
     Args:
-        path: No link.
-        ignore_errors: What cannot be removed stays, without a word.
+        path: Directory, not a link to one.
+        ignore_errors: True to leave files that cannot be removed, without an error.
 
     Raises:
-        OSError: The first of what could not be removed; the rest is gone.
+        OSError: First failure. All other files are removed.
     """
     top = os.fspath(path).rstrip("/")
     name = os.path.basename(top)
-    # Kept as numbers: an error that a local name refers to would keep the frames of all callers until they are collected.
+    # Kept as numbers, because an exception in a local variable keeps the frames of all callers in memory.
     failures: list[tuple[int, str, str]] = []
 
     def failed(where: str, err: OSError) -> None:

@@ -1,6 +1,6 @@
-"""Signals that schedulers send to every process of a job, for example USR1 before its time is over: they are for the trainer.
+"""Handles signals that schedulers send to all processes of a job, for example USR1 before its time limit.
 
-The default of nearly all of them is to end the process. prefeed's processes end by TERM, INT and QUIT, and by faults.
+These signals are meant for the trainer, and by default most of them end a process. Processes of prefeed end only at TERM, INT, QUIT and faults.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from signal import SIGINT, SIGQUIT, SIGTERM
 from typing import Final
 
 END_SIGNALS: Final = frozenset({SIGTERM, SIGINT, SIGQUIT})
-"""Ask a process of prefeed's to end."""
+"""Signals that end a process of prefeed."""
 
 _KEPT: Final = {
     signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS, signal.SIGTRAP,  # faults
@@ -21,14 +21,16 @@ _KEPT: Final = {
 }  # fmt: skip
 
 JOB_SIGNALS: Final = frozenset(signal.valid_signals() - END_SIGNALS - _KEPT)
-"""Would end a process by default, and mean nothing to one of prefeed's."""
+"""Signals that end a process by default, and which processes of prefeed ignore."""
 
 
 @contextmanager
 def ignore_job_signals() -> Iterator[None]:
-    """Ignore ``JOB_SIGNALS`` inside the block, also in the processes that are started there; in the main thread only."""
+    """Ignore ``JOB_SIGNALS`` in the block and in processes started there. Only for the main thread."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in JOB_SIGNALS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # after a start inside ``hold_job_signals``
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, JOB_SIGNALS
+    )  # blocked if the process was started in ``hold_job_signals``
     try:
         yield
     finally:
@@ -38,7 +40,7 @@ def ignore_job_signals() -> Iterator[None]:
 
 @contextmanager
 def hold_job_signals() -> Iterator[None]:
-    """Start a process inside the block: ``JOB_SIGNALS`` wait in it until it ignores them, so that none ends it before."""
+    """Block ``JOB_SIGNALS`` in processes started in the block, so that none ends before it ignores them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
     try:
         yield

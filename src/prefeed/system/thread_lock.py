@@ -1,4 +1,4 @@
-"""A lock of the threads of one process, which a forked child finds free."""
+"""Provides a lock for threads that is free in a forked child."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from types import TracebackType
 
 
 class ThreadLock:
-    """A reentrant lock for threads of this process. Use it as a context manager.
+    """Reentrant lock for the threads of this process. Use it as a context manager.
 
-    **Threads and processes.** A thread of the parent that held it does not exist in a forked child: the child has a lock of its
-    own.
+    **Threads and processes.** A forked child gets a new lock, because a thread of the parent that holds the lock does not exist there.
     """
 
     def __init__(self) -> None:
@@ -28,4 +27,4 @@ class ThreadLock:
         try:
             self._lock.release()
         except RuntimeError:
-            pass  # the process was forked inside, and the child has entered it again
+            pass  # forked in the block; the child has a new lock

@@ -1,4 +1,4 @@
-"""Runs code of a program for a limited time."""
+"""Runs a function for a limited time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from typing import Final
 __all__ = ["run_within"]
 
 _AGAIN_SECONDS: Final = 0.01
-"""Time after which a thread that still runs is interrupted again: its code may have caught the first exception."""
+"""Time between two interrupts of a thread, because a program's code may catch the first exception."""
 
 
 class _TooLongError(SystemExit):
-    """Ends the thread; it is no ``Exception``, which code of a program may catch."""
+    """Exception that ends the thread. Not an ``Exception``, which a program's code may catch."""
 
 
 def run_within(seconds: float, function: Callable[[], None]) -> bool:
-    """Run a function in a thread, and interrupt it if it takes longer; return whether it came to its end.
+    """Run a function in a thread, and interrupt it after a time limit. Return whether it completed.
 
-    The thread has ended when this returns. Code that waits inside a function written in C is interrupted when that returns.
+    The thread has ended when this function returns. A call into C is interrupted when it returns.
     """
 
     def run() -> None:
         with suppress(_TooLongError):
             function()
 
-    thread = threading.Thread(target=run, name="prefeed-limited", daemon=True)  # a program may count unnamed ones
+    thread = threading.Thread(
+        target=run, name="prefeed-limited", daemon=True
+    )  # named, because programs may count unnamed threads
     try:
         thread.start()
-    except RuntimeError:  # the limit of threads is reached
+    except RuntimeError:  # no more threads allowed
         return False
     is_late = True
     try:

@@ -1,7 +1,7 @@
-"""Whose a directory is: asked of the directory itself, held open, before anything in it is read, written or connected to.
+"""Checks the owner and mode of an open directory before its content is used.
 
-A name in a place that others share, such as /tmp, proves nothing: the first one to come has it. What these functions return
-is a descriptor, and ``beneath`` a path through it, so that what was checked is what is used, whatever becomes of the name.
+A name in a shared directory such as /tmp proves nothing, because any user may have created it first. These functions therefore check an open
+descriptor, and ``beneath`` builds paths through it, so that the checked directory is used even if its name changes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _OTHERS: Final = 0o077
 _ALL_USERS: Final = ["0", "0", "4294967295"]
 
 Check = Callable[[os.stat_result], str]
-"""Returns why a directory is not to be trusted; empty when it is."""
+"""Returns why a directory is not trusted; empty if it is."""
 
 
 def is_mine(status: os.stat_result) -> bool:
-    """Return whether this user owns it, and no other user can be shown as its owner in the same way."""
+    """Return whether this user owns a file, and the owner's number does not stand for unknown users."""
     user = os.geteuid()
     return status.st_uid == user and not _is_overflow_user(user)
 
 
 def why_not_private(status: os.stat_result) -> str:
-    """Return why it is not a directory of this user that no other user may enter."""
+    """Return why a directory is not private to this user; empty if it is."""
     if not stat.S_ISDIR(status.st_mode) or not is_mine(status) or status.st_mode & _OTHERS:
         return (
             f"must be a directory of user {os.geteuid()} with mode 0700; it has owner {status.st_uid} and mode "
@@ -41,7 +41,7 @@ def why_not_private(status: os.stat_result) -> str:
 
 
 def why_unprotected(status: os.stat_result) -> str:
-    """Return why others than this user and root may have put something into a directory, or may do so."""
+    """Return why users other than this one and root could write to a directory; empty if they cannot."""
     if not (is_mine(status) or status.st_uid == 0) or status.st_mode & _OTHERS_WRITE:
         return (
             f"must be a directory of user {os.geteuid()} that no other user may write to; it has owner {status.st_uid} and "
@@ -51,7 +51,7 @@ def why_unprotected(status: os.stat_result) -> str:
 
 
 def why_not_shared(status: os.stat_result) -> str:
-    """Return why others could replace what this user has in a directory: /tmp is fine, its entries are their owners'."""
+    """Return why others could replace this user's entries in a shared directory; empty for directories like /tmp."""
     if not (is_mine(status) or status.st_uid == 0 or _has_unknown_owner(status)):
         return f"belongs to user {status.st_uid}, who may replace its contents"
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
@@ -63,7 +63,7 @@ def why_not_shared(status: os.stat_result) -> str:
 
 
 def why_not_trusted_file(status: os.stat_result) -> str:
-    """Return why others than this user and root may have written a file."""
+    """Return why users other than this one and root may have written a file; empty if they cannot."""
     if not stat.S_ISREG(status.st_mode):
         return "is not a file"
     if not (is_mine(status) or status.st_uid == 0):
@@ -81,18 +81,18 @@ def open_trusted(
     shown: Path | None = None,
     follow: bool = False,
 ) -> int:
-    """Return a descriptor of a directory that passes the check; it holds the directory, and reads nothing.
+    """Open a directory that passes a check. The descriptor (``O_PATH``) does not allow reading.
 
     Args:
-        path: The directory.
-        check: Says what is wrong with it.
-        within: Descriptor of the directory that ``path`` is relative to.
-        shown: What messages call it.
-        follow: It may be a link.
+        path: Directory.
+        check: Returns the reason for not trusting the directory.
+        within: Descriptor of the directory for a relative ``path``.
+        shown: Name of the directory for messages.
+        follow: True to allow a link.
 
     Raises:
-        UnsafeDirectoryError: It does not pass, or is a link.
-        OSError: It cannot be opened; FileNotFoundError when it is not there.
+        UnsafeDirectoryError: The check failed, or the path is a link or a file.
+        OSError: The directory cannot be opened; FileNotFoundError if it does not exist.
     """
     shown = Path(path) if shown is None else shown
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
@@ -110,15 +110,15 @@ def open_trusted(
 
 
 def open_own(directory: Path, *, make: bool = False) -> int:
-    """Return a descriptor of ``<base>/<name>/<name>`` when both are this user's alone and the base keeps them so.
+    """Open ``<base>/<name>/<name>``, if both are private and the base does not let others replace them.
 
     Args:
-        directory: Its base is a directory that others may share.
-        make: Make what is missing below the base.
+        directory: Its base may be shared with other users.
+        make: True to create missing directories below the base.
 
     Raises:
-        UnsafeDirectoryError: Somebody else owns a part of it, or may write to it.
-        OSError: It cannot be opened; FileNotFoundError when it is not there.
+        UnsafeDirectoryError: Another user owns a part of the path, or may write to it.
+        OSError: The directory cannot be opened; FileNotFoundError if it does not exist.
     """
     own = directory.parent
     held = open_trusted(own.parent, why_not_shared, follow=True)
@@ -135,7 +135,7 @@ def open_own(directory: Path, *, make: bool = False) -> int:
 
 
 def is_own_possible(directory: Path) -> bool:
-    """Return whether ``open_own`` has the directory, or could make it."""
+    """Return whether ``open_own`` can open or create a directory."""
     try:
         os.close(open_own(directory))
     except FileNotFoundError:
@@ -147,15 +147,15 @@ def is_own_possible(directory: Path) -> bool:
 
 
 def beneath(held: int, name: str = "") -> str:
-    """Return a path that leads below a directory that is held open, short enough for a socket."""
+    """Return a path below an open directory, which is short enough for a socket."""
     return f"/proc/self/fd/{held}/{name}" if name else f"/proc/self/fd/{held}"
 
 
 def require_protected(directory: str | os.PathLike[str]) -> None:
-    """Return whether only this user and root can have put anything into a directory, or it is not there.
+    """Check that a directory is missing, or that only this user and root can write to it.
 
     Raises:
-        UnsafeDirectoryError: Somebody could, or it cannot be looked at.
+        UnsafeDirectoryError: Others can write to it, or it is not readable.
     """
     try:
         os.close(open_protected(Path(directory)))
@@ -167,20 +167,20 @@ def require_protected(directory: str | os.PathLike[str]) -> None:
 
 
 def open_protected(directory: Path) -> int:
-    """Return a descriptor of a directory that only this user and root can have written to.
+    """Open a directory that only this user and root can write to.
 
-    One whose mode lets others write still counts as theirs when they cannot come to it: a directory above is private.
+    A mode that allows others to write is accepted if a directory above is private.
 
     Raises:
-        UnsafeDirectoryError: Somebody could.
-        OSError: It cannot be opened; FileNotFoundError when it is not there.
+        UnsafeDirectoryError: Others can write to the directory.
+        OSError: The directory cannot be opened; FileNotFoundError if it does not exist.
     """
 
     def check(status: os.stat_result) -> str:
         return "" if is_mine(status) else why_unprotected(status)
 
     held = open_trusted(directory, check)
-    # The directories that it lies in, not those of a link that led to it: by those others need not come.
+    # Check the real directories above. A link to the directory does not protect it.
     if (why := why_unprotected(os.fstat(held))) and not any(map(_is_private, Path(os.readlink(beneath(held))).parents)):
         os.close(held)
         raise UnsafeDirectoryError(f"{directory} {why}")
@@ -188,10 +188,10 @@ def open_protected(directory: Path) -> int:
 
 
 def open_in_protected(path: Path, flags: int) -> int:
-    """Return a descriptor of a file, opened in a directory as ``open_protected`` wants it; made for this user alone.
+    """Open a file in a protected directory. A new file is private.
 
     Raises:
-        OSError: It cannot be opened, or others could have written to its directory.
+        OSError: The file cannot be opened, or others can write to its directory.
     """
     held = open_protected(path.parent)
     try:
@@ -208,13 +208,13 @@ def _is_private(directory: Path) -> bool:
 
 
 def _has_unknown_owner(status: os.stat_result) -> bool:
-    """Return whether its owner is none that this user namespace knows: in a container without root, root of the host."""
+    """Return whether the owner is unknown in this user namespace, as the host's root in a rootless container is."""
     return status.st_uid != os.geteuid() and _is_overflow_user(status.st_uid)
 
 
 @functools.cache
 def _is_overflow_user(user: int) -> bool:
-    """Return whether the kernel shows all users by this number that this process's user namespace does not know."""
+    """Return whether a user number is the one that the kernel shows for users unknown in this namespace."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
         return user == overflow and Path("/proc/self/uid_map").read_text("ascii").split() != _ALL_USERS

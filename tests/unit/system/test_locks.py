@@ -50,7 +50,7 @@ def test_what_was_waited_for_in_vain_is_not_waited_for_again(tmp_path: Path) -> 
         for within_seconds in (0.02, LONG):
             with pytest.raises(BlockingIOError):
                 retry_while_locked(
-                    tmp_path, lambda: calls.append(locks._locked(tmp_path)), within_seconds=within_seconds
+                    tmp_path, lambda: calls.append(locks._open_and_lock(tmp_path)), within_seconds=within_seconds
                 )
         assert calls == []
 
