@@ -19,7 +19,7 @@ from leaks import read_proc, wait_until
 from prefeed.config import resolve
 from prefeed.errors import MountError
 from prefeed.fuse.device import missing
-from prefeed.mount.starting import Mounting, start_mount, stop_mount
+from prefeed.mount.starting import MountHandle, start_mount, stop_mount
 from process.children import child_running
 
 _CLONE_NEWNS = 0x00020000
@@ -80,7 +80,7 @@ def unmount(point: Path) -> None:
 
 
 @contextlib.contextmanager
-def mounted(url: str | os.PathLike[str], point: Path, **options: Any) -> Iterator[Mounting]:
+def mounted(url: str | os.PathLike[str], point: Path, **options: Any) -> Iterator[MountHandle]:
     """Mount an origin with this test's settings, for the time of the block; skips the test where FUSE is missing."""
     if (lacking := missing()) is not None:
         pytest.skip(f"mounts need FUSE: {lacking}")
@@ -96,7 +96,7 @@ def mounted(url: str | os.PathLike[str], point: Path, **options: Any) -> Iterato
         end_mount(mounting, daemon)
 
 
-def end_mount(mounting: Mounting, daemon: int) -> None:
+def end_mount(mounting: MountHandle, daemon: int) -> None:
     """Wait for the processes of a mount that was taken away; one that does not end within a minute fails the test."""
     pids = (mounting.holder.pid, daemon_of(mounting) or daemon)
     has_all_ended = wait_until(lambda: all(map(has_ended, pids)), timeout_seconds=60)
@@ -108,7 +108,7 @@ def end_mount(mounting: Mounting, daemon: int) -> None:
     assert has_all_ended, f"processes of {mounting.point} did not end:\n{mounting.log.read_text()}"
 
 
-def daemon_of(mounting: Mounting) -> int:
+def daemon_of(mounting: MountHandle) -> int:
     """Return the process that answers for a mount; 0 while there is none."""
     children = read_proc(mounting.holder.pid, f"task/{mounting.holder.pid}/children").split()
     return int(children[0]) if children else 0

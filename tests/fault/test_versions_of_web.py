@@ -17,7 +17,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.errors import ObjectChangedError
 from prefeed.mount import objects as mount_objects
-from prefeed.mount.seen import SeenVersions
+from prefeed.mount.versions import FirstVersions
 from prefeed.sources.library import ManifestLibrary
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -98,7 +98,7 @@ def test_parts_of_an_object_of_a_mount(web: Web, config: Config, monkeypatch: py
     number = manifest.index_of("x")
     assert number is not None
     with tempfile.TemporaryFile() as record:
-        objects = mount_objects.Objects(web.url, manifest, config, SeenVersions(record.fileno()))
+        objects = mount_objects.MountedObjects(web.url, manifest, config, FirstVersions(record.fileno()))
         try:
             require_one_version(lambda start, size: bytes(objects.read(number, start, size)), web, config)
         finally:

@@ -12,7 +12,7 @@ import click
 from prefeed.cli.options import config_of, home_option
 from prefeed.cli.text import printable
 from prefeed.cli.url import absolute_url
-from prefeed.mount import Mounting, start_mount, stop_mount
+from prefeed.mount import MountHandle, start_mount, stop_mount
 from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 
 
@@ -56,7 +56,7 @@ def umount(*, directory: str, lazy: bool) -> None:
 
 
 @contextlib.contextmanager
-def _ended_by_signals(mounting: Mounting) -> Iterator[None]:
+def _ended_by_signals(mounting: MountHandle) -> Iterator[None]:
     """Inside it, signals that end this process end the mount."""
 
     def end(number: int, frame: FrameType | None) -> None:

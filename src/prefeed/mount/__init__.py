@@ -23,6 +23,6 @@
 ``starting``  checks a mount point, starts the holder, ends a mount
 """
 
-from prefeed.mount.starting import Mounting, start_mount, stop_mount
+from prefeed.mount.starting import MountHandle, start_mount, stop_mount
 
-__all__ = ["Mounting", "start_mount", "stop_mount"]
+__all__ = ["MountHandle", "start_mount", "stop_mount"]

@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 
 from prefeed.client.consumer import Consumer
-from prefeed.mount.order import Next, Orders
+from prefeed.mount.order import OrderPredictor, Prediction
 
-_EVERY: Final = 16
-_WAITING: Final = 4096
+_READS_PER_UPDATE: Final = 16
+_MAX_PENDING: Final = 4096
 
 
-class Ahead:
+class MountReadAhead:
     """Follows who reads what, and has the server fetch what comes next.
 
     **Ownership.** Its maker closes it. **Threads and processes.** Any thread. **Blocking.** Only the thread that tells the
@@ -37,20 +37,20 @@ class Ahead:
             open_consumer: Returns a voice on the node server; None while there is none.
             group_of: Returns the process group of a thread; raises ``OSError`` when it is gone.
         """
-        self._orders = Orders(num_objects)
+        self._orders = OrderPredictor(num_objects)
         self._open_consumer = open_consumer
         self._group_of = group_of
         self._groups: dict[int, int] = {}
-        self._reads: deque[tuple[int, int]] = deque(maxlen=_WAITING)
+        self._reads: deque[tuple[int, int]] = deque(maxlen=_MAX_PENDING)
         self._lock = threading.Lock()
         self._consumers: dict[int, Consumer] = {}
 
-    def read(self, task: int, object_id: int, *, is_hit: bool) -> None:
+    def record_read(self, task: int, object_id: int, *, is_hit: bool) -> None:
         """Note that a thread begins to read an object; one that has to wait for it tells the server first what follows."""
         self._reads.append((task, object_id))
-        if (not is_hit or len(self._reads) >= _EVERY) and self._lock.acquire(blocking=False):
+        if (not is_hit or len(self._reads) >= _READS_PER_UPDATE) and self._lock.acquire(blocking=False):
             try:
-                self._take_in()
+                self._process_reads()
             finally:
                 self._lock.release()
 
@@ -61,34 +61,34 @@ class Ahead:
                 consumer.close()
             self._consumers.clear()
 
-    def _take_in(self) -> None:
+    def _process_reads(self) -> None:
         while self._reads:
             task, object_id = self._reads.popleft()
-            group = self._group(task)
-            following = self._orders.read(group, object_id)
+            group = self._find_group(task)
+            following = self._orders.record_read(group, object_id)
             if following is not None:
-                self._tell(group, following)
+                self._send_plan(group, following)
 
-    def _group(self, task: int) -> int:
+    def _find_group(self, task: int) -> int:
         group = self._groups.get(task)
         if group is None:
             try:
                 group = self._group_of(task)
             except OSError:
                 group = 0  # it is gone, or in another namespace
-            if len(self._groups) >= _WAITING:
+            if len(self._groups) >= _MAX_PENDING:
                 self._groups.clear()  # numbers are used again
             self._groups[task] = group
         return group
 
-    def _tell(self, group: int, following: Next) -> None:
+    def _send_plan(self, group: int, following: Prediction) -> None:
         consumer = self._consumers.get(group)
         if consumer is None:
             opened = self._open_consumer()
             if opened is None:
-                self._orders.untold(group)
+                self._orders.forget_sent(group)
                 return
-            self._end_others()
+            self._close_unused()
             consumer = self._consumers[group] = opened
             following = following._replace(is_new=True)
         if following.is_new:
@@ -98,7 +98,7 @@ class Ahead:
                 consumer.extend(np.array(following.ids, np.int64), are_read_soon=False)
             consumer.advance(following.position)
 
-    def _end_others(self) -> None:
+    def _close_unused(self) -> None:
         """End the plans of groups that are not followed any more."""
         for group in set(self._consumers) - set(self._orders.groups()):
             self._consumers.pop(group).close()

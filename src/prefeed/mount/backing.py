@@ -60,25 +60,25 @@ class LocalFiles:
         self._roots = tuple(roots)
         self._device = device
         self._record = record
-        self._passes = passthrough
+        self._supports_passthrough = passthrough
         self._lock = threading.Lock()
         self._numbers: dict[int, int] = {}  # object id: what the kernel calls the file
         self._slots: dict[int, int] = {}
         self._passed: Counter[int] = Counter()
         self._cached: Counter[int] = Counter()
         self._files: OrderedDict[int, int] = OrderedDict()
-        self._taken_over = frozenset(self._load())
+        self._taken_over = frozenset(self._load_record())
 
-    def opened(self, object_id: int) -> int:
+    def record_open(self, object_id: int) -> int:
         """Note that an object is opened; return the number by which the kernel reads it by itself, 0: it asks for each part."""
         with self._lock:
             number = self._numbers.get(object_id, 0)
-            if not number and self._passes and not self._cached[object_id]:
+            if not number and self._supports_passthrough and not self._cached[object_id]:
                 number = self._pass_through(object_id)
             (self._passed if number else self._cached)[object_id] += 1
             return number
 
-    def released(self, object_id: int, *, is_passed: bool) -> None:
+    def record_release(self, object_id: int, *, is_passed: bool) -> None:
         """Note that an open object was closed."""
         with self._lock:
             counts = self._passed if is_passed else self._cached
@@ -87,7 +87,7 @@ class LocalFiles:
                 return
             del counts[object_id]
             if is_passed and object_id not in self._taken_over and (number := self._numbers.pop(object_id, 0)):
-                self._note(object_id, 0)
+                self._write_slot(object_id, 0)
                 with contextlib.suppress(OSError):
                     unregister_backing(self._device, number)
 
@@ -126,7 +126,7 @@ class LocalFiles:
         try:
             number = register_backing(self._device, file)
         except OSError as err:
-            self._passes = False
+            self._supports_passthrough = False
             _log.info(
                 "prefeed: large files are read through the daemon, because the kernel refuses to read them: %s", err
             )
@@ -134,7 +134,7 @@ class LocalFiles:
         finally:
             os.close(file)
         self._numbers[object_id] = number
-        self._note(object_id, number)
+        self._write_slot(object_id, number)
         return number
 
     def _open(self, object_id: int) -> int | None:
@@ -145,7 +145,9 @@ class LocalFiles:
             except OSError:
                 continue
             status = os.fstat(file)
-            if self._is_listed(object_id, status) and (self._is_copy(root) or self._is_the_file(object_id, status)):
+            if self._is_listed(object_id, status) and (
+                self._is_copy(root) or self._has_listed_inode(object_id, status)
+            ):
                 return file
             os.close(file)
         return None
@@ -153,7 +155,7 @@ class LocalFiles:
     def _is_copy(self, root: str) -> bool:
         return root.rstrip("/") != self._manifest.url.rstrip("/")
 
-    def _is_the_file(self, object_id: int, status: os.stat_result) -> bool:
+    def _has_listed_inode(self, object_id: int, status: os.stat_result) -> bool:
         """Return False for a file that was put in the place of the one that was listed, with its size and time."""
         inode = 0 if self._manifest.stamps is None else int(self._manifest.stamps[1][object_id])
         return not inode or inode == status.st_ino
@@ -170,7 +172,7 @@ class LocalFiles:
 
     # ------------------------------------------------------------ the record
 
-    def _note(self, object_id: int, number: int) -> None:
+    def _write_slot(self, object_id: int, number: int) -> None:
         slot = self._slots.pop(object_id) if not number else len(self._slots)
         if number:
             used = set(self._slots.values())
@@ -178,7 +180,7 @@ class LocalFiles:
             self._slots[object_id] = slot
         os.pwrite(self._record, _RECORD.pack(object_id, number), slot * _RECORD.size)
 
-    def _load(self) -> list[int]:
+    def _load_record(self) -> list[int]:
         data = os.pread(self._record, os.fstat(self._record).st_size, 0)
         for slot, (object_id, number) in enumerate(_RECORD.iter_unpack(data)):
             if number:

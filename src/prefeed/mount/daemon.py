@@ -16,19 +16,19 @@ from prefeed.fuse import wire
 from prefeed.fuse.device import clone_device
 from prefeed.fuse.wire import Feature, Request
 from prefeed.mount.backing import LocalFiles
-from prefeed.mount.objects import Objects
+from prefeed.mount.objects import MountedObjects
 from prefeed.mount.polling import BusyPolling
 from prefeed.mount.request import MountRequest
-from prefeed.mount.seen import SeenVersions
 from prefeed.mount.service import Service
 from prefeed.mount.tree import Tree
+from prefeed.mount.versions import FirstVersions
 from prefeed.sources.manifest import COLUMNS, Manifest
 from prefeed.types import Buffer
 
 _log = logging.getLogger("prefeed")
 
-_MOST_THREADS: Final = 64
-_NOT_FOR_US: Final = frozenset({errno.ENOENT, errno.EINTR})
+_MAX_THREADS: Final = 64
+_WITHDRAWN: Final = frozenset({errno.ENOENT, errno.EINTR})
 """The request was taken back."""
 
 
@@ -77,13 +77,13 @@ class Daemon:
             self._threads[ended].join()
             ended += 1
 
-    def give_turn(self) -> None:
+    def release_turn(self) -> None:
         """This thread is about to wait: another one takes the next requests, unless all wait already."""
         if not getattr(self._own, "has_turn", False):
             return
         with self._lock:
             is_alone = not self._num_waiting
-            if is_alone and len(self._threads) >= _MOST_THREADS:
+            if is_alone and len(self._threads) >= _MAX_THREADS:
                 return
         self._own.has_turn = False
         self._turn.release()
@@ -105,14 +105,14 @@ class Daemon:
                 self._num_waiting -= 1
             self._own.has_turn = True
             while self._own.has_turn:
-                if self._is_over or not self._take(buffer):
+                if self._is_over or not self._answer_next(buffer):
                     self._is_over = True
                     self._turn.release()
                     return
             with self._lock:
                 self._num_waiting += 1
 
-    def _take(self, buffer: bytearray) -> bool:
+    def _answer_next(self, buffer: bytearray) -> bool:
         """Answer the next request; return False when the mount is gone."""
         polling = self._polling
         if self._blocks == (polling.seconds > 0.0):
@@ -124,24 +124,24 @@ class Daemon:
                 size = os.readv(self._device, (buffer,))
             except BlockingIOError:
                 now = time.perf_counter()
-                if polling.is_over(now - began, now - looked):
+                if polling.should_sleep(now - began, now - looked):
                     self._set_blocks(True)
                 else:
                     looked = now
             except OSError as err:
-                return err.errno in _NOT_FOR_US
+                return err.errno in _WITHDRAWN
         now = time.perf_counter()
         operation, unique, node, task = wire.REQUEST_HEADER.unpack_from(buffer)
-        polling.came(task, now - began, now - looked)
+        polling.record_request(task, now - began, now - looked)
         if operation not in wire.UNANSWERED:
-            self._send(unique, self._outcome(operation, node, task, buffer, size))
+            self._send(unique, self._compute_answer(operation, node, task, buffer, size))
         return True
 
     def _set_blocks(self, blocks: bool) -> None:
         os.set_blocking(self._device, blocks)
         self._blocks = blocks
 
-    def _outcome(self, operation: int, node: int, task: int, buffer: bytearray, size_bytes: int) -> Buffer | int:
+    def _compute_answer(self, operation: int, node: int, task: int, buffer: bytearray, size_bytes: int) -> Buffer | int:
         try:
             data = self._answer_at_once(operation, node, task, buffer)
             return self._answer(wire.parse_request(memoryview(buffer)[:size_bytes])) if data is None else data
@@ -166,14 +166,14 @@ class Records(NamedTuple):
 
     Attributes:
         files: Files that the kernel reads by itself (``LocalFiles``).
-        versions: Versions of objects that were not listed (``SeenVersions``).
+        versions: Versions of objects that were not listed (``FirstVersions``).
     """
 
     files: int
     versions: int
 
     @classmethod
-    def empty(cls) -> Records:
+    def create(cls) -> Records:
         """Return those of a new mount."""
         return cls(os.memfd_create("prefeed-mount-files"), os.memfd_create("prefeed-mount-versions"))
 
@@ -197,7 +197,7 @@ def serve(
     files = LocalFiles(
         manifest, request.copies, device=device, record=records.files, passthrough=Feature.PASSTHROUGH in features
     )
-    objects = Objects(request.url, manifest, config, SeenVersions(records.versions))
+    objects = MountedObjects(request.url, manifest, config, FirstVersions(records.versions))
     service = Service(
         Tree(manifest, links), objects, files, features,
         listed_ns=os.stat(manifest.directory / COLUMNS).st_mtime_ns,
@@ -205,7 +205,7 @@ def serve(
     if Feature.RESEND in features:
         os.write(own, wire.resend())  # what a process before this one has read, and not answered
     daemon = Daemon(own, service.answer, service.answer_at_once)
-    objects.waits = files.waits = daemon.give_turn
+    objects.waits = files.waits = daemon.release_turn
     ready()
     daemon.run()
     service.close()

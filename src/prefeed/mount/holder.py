@@ -31,10 +31,10 @@ from prefeed.mount.service import WANTED
 from prefeed.system.locks import try_flock
 from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 
-_MOST_DEATHS: Final = 5
+_MAX_DEATHS: Final = 5
 _WITHIN_SECONDS: Final = 60.0
 _GRACE_SECONDS: Final = 10
-"""For readers that still have files open when the holder is told to end."""
+"""For readers that still have files open when the holder is messages to end."""
 
 _log = logging.getLogger("prefeed")
 
@@ -46,12 +46,12 @@ class Holder:
     process unmount, lazily.
     """
 
-    def __init__(self, request: MountRequest, config: Config, said: Callable[[str], None]) -> None:
-        """Mount as requested; ``said`` is called once: with ``""`` when it is mounted, else with why not."""
+    def __init__(self, request: MountRequest, config: Config, report: Callable[[str], None]) -> None:
+        """Mount as requested; ``report`` is called once: with ``""`` when it is mounted, else with why not."""
         self._request = request
         self._config = config
-        self._said = said
-        self._is_said = False
+        self._report = report
+        self._has_reported = False
         self._program: ProgramMount | None = None
         self._device = -1
         self._mounted: Mounted | None = None
@@ -65,13 +65,13 @@ class Holder:
         try_flock(place)  # below the mount: a process may wait for the end of this one
         self._mount()
         try:
-            features = self._greet()
-            records = Records.empty()
+            features = self._negotiate()
+            records = Records.create()
             for number in END_SIGNALS:
                 signal.signal(number, self._end)
             signal.signal(signal.SIGALRM, self._end_daemon)
             status = 1
-            while status and not self._is_given_up():
+            while status and not self._has_failed_often():
                 status = self._run_daemon(records, features)
                 self._deaths.append(time.monotonic())
                 if status and self._is_ending:
@@ -107,7 +107,7 @@ class Holder:
         else:
             os.close(self._device)
 
-    def _greet(self) -> Feature:
+    def _negotiate(self) -> Feature:
         """Answer the kernel's first request: what is agreed on holds for every daemon."""
         data = memoryview(os.read(self._device, wire.REQUEST_BYTES))
         request = wire.parse_request(data)
@@ -122,29 +122,29 @@ class Holder:
     def _run_daemon(self, records: Records, features: Feature) -> int:
         """Return the status with which a daemon has ended: 0 when the mount is gone."""
         life, ours = os.pipe()
-        told, tells = os.pipe()
+        messages, sender = os.pipe()
         self._daemon = os.fork()
         if not self._daemon:
             os.close(ours)
-            os.close(told)
-            self._be_daemon(records, features, life, tells)
+            os.close(messages)
+            self._serve_as_daemon(records, features, life, sender)
         os.close(life)
-        os.close(tells)
+        os.close(sender)
         try:
-            words = _read_all(told)
-            if not self._is_said:
-                self._is_said = True
-                self._said("" if words == "ready" else words or "the daemon has ended at once; see the log")
+            words = _read_all(messages)
+            if not self._has_reported:
+                self._has_reported = True
+                self._report("" if words == "ready" else words or "the daemon has ended at once; see the log")
                 if words != "ready":  # one that cannot begin is not started again
-                    self._deaths += [time.monotonic()] * _MOST_DEATHS
+                    self._deaths += [time.monotonic()] * _MAX_DEATHS
             _, status = os.waitpid(self._daemon, 0)
             return os.waitstatus_to_exitcode(status)
         finally:
             self._daemon = 0
-            os.close(told)
+            os.close(messages)
             os.close(ours)
 
-    def _be_daemon(self, records: Records, features: Feature, life: int, tells: int) -> None:
+    def _serve_as_daemon(self, records: Records, features: Feature, life: int, sender: int) -> None:
         """Be the daemon; never returns."""
         status = 1
         try:
@@ -156,14 +156,14 @@ class Holder:
             watcher.start()
 
             def ready() -> None:
-                os.write(tells, b"ready")
-                os.close(tells)
+                os.write(sender, b"ready")
+                os.close(sender)
 
             serve(self._request, self._config, self._device, records, features, ready)
             status = 0
         except (PrefeedError, OSError, ValueError) as err:
             _log.error("prefeed: %s", err)
-            os.write(tells, str(err).encode("utf-8", "replace"))
+            os.write(sender, str(err).encode("utf-8", "replace"))
         except BaseException:  # noqa: BLE001 - nothing of the holder's may run here
             _log.exception("prefeed: the daemon of %s fails", self._request.point)
         finally:
@@ -175,9 +175,9 @@ class Holder:
         os.read(life, 1)
         self._detach()
 
-    def _is_given_up(self) -> bool:
+    def _has_failed_often(self) -> bool:
         recent = [at for at in self._deaths if time.monotonic() - at < _WITHIN_SECONDS]
-        if len(recent) < _MOST_DEATHS:
+        if len(recent) < _MAX_DEATHS:
             return False
         _log.error("prefeed: %s is unmounted: its daemon has ended %d times", self._request.point, len(recent))
         return True
@@ -207,15 +207,15 @@ def main() -> int:
     logging.getLogger("prefeed").setLevel(logging.INFO)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=MountRequest)
 
-    def said(words: str) -> None:
+    def report(words: str) -> None:
         os.write(1, f"{words}\n".encode("utf-8", "replace"))
         os.dup2(2, 1)  # a reader of its output gets the end of it
 
     try:
         with ignore_job_signals():
-            return Holder(request, config, said).run()
+            return Holder(request, config, report).run()
     except (PrefeedError, OSError) as err:
-        said(str(err))
+        report(str(err))
         return 1
 
 

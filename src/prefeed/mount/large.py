@@ -34,45 +34,45 @@ from prefeed.wire.endpoint import put_in_transit
 
 _log = logging.getLogger("prefeed")
 
-_MOST_OBJECTS: Final = 256
-_MOST_READERS: Final = 64
+_MAX_OBJECTS: Final = 256
+_MAX_READERS: Final = 64
 """Of one object."""
 
 _BLOCKS_PER_JUMP: Final = 32
-_LEAST_JUMPS: Final = 64
+_MIN_JUMPS: Final = 64
 
 
-def is_worth_all(num_jumps: int, num_blocks: int) -> bool:
+def should_fetch_all(num_jumps: int, num_blocks: int) -> bool:
     """Return whether so many requests were made for a few bytes of an object that all of it is worth fetching. Pure.
 
     One such request takes as long as ten to eighty blocks that are fetched beside each other (ADR 38). So a reader that jumps waits
     little longer than if all had been fetched from the beginning, and one that makes fewer jumps costs what it reads.
     """
-    return num_jumps >= max(_LEAST_JUMPS, num_blocks // _BLOCKS_PER_JUMP)
+    return num_jumps >= max(_MIN_JUMPS, num_blocks // _BLOCKS_PER_JUMP)
 
 
-def has_room(counts: Statistics, size_bytes: int) -> bool:
+def fits_in_tiers(counts: Statistics, size_bytes: int) -> bool:
     """Return whether the tiers have room for so much, and nothing of what they hold has to go. Pure."""
     memory = counts.budget_bytes - counts.resident_bytes - counts.transient_bytes
     disk = counts.disk.budget_bytes - counts.disk.bytes
     return max(memory, 0) + max(disk, 0) >= size_bytes
 
 
-class _Large:
+class _LargeObject:
     """One object: what its readers share.
 
     Attributes:
         opened: The object, in the version that was listed.
         readers: Threads that read it, the last ones last.
         num_jumps: Requests for a few bytes.
-        is_coming: All of it is being fetched.
+        is_fetching: All of it is being fetched.
     """
 
     def __init__(self, opened: BlockObject) -> None:
         self.opened = opened
         self.readers: OrderedDict[int, BlockFile] = OrderedDict()
         self.num_jumps: int = 0
-        self.is_coming: bool = False
+        self.is_fetching: bool = False
 
 
 class LargeObjects:
@@ -112,21 +112,21 @@ class LargeObjects:
         self._waits = waits
         self._lock = threading.Lock()
         self._opening = threading.Lock()
-        self._objects: OrderedDict[int, _Large] = OrderedDict()
-        self._num_open: Counter[int] = Counter()
+        self._objects: OrderedDict[int, _LargeObject] = OrderedDict()
+        self._num_opens: Counter[int] = Counter()
 
-    def opened(self, object_id: int) -> None:
+    def record_open(self, object_id: int) -> None:
         """Note that a program has opened an object."""
         with self._lock:
-            self._num_open[object_id] += 1
+            self._num_opens[object_id] += 1
 
-    def released(self, object_id: int) -> None:
+    def record_release(self, object_id: int) -> None:
         """Note that a program has closed an object; nothing is read ahead when it was the last one."""
         with self._lock:
-            self._num_open[object_id] -= 1  # below 0: it was opened from a daemon before this one
-            if self._num_open[object_id] > 0:
+            self._num_opens[object_id] -= 1  # below 0: it was opened from a daemon before this one
+            if self._num_opens[object_id] > 0:
                 return
-            del self._num_open[object_id]
+            del self._num_opens[object_id]
             large = self._objects.get(object_id)
             readers = [] if large is None else list(large.readers.values())
         for reader in readers:
@@ -149,13 +149,13 @@ class LargeObjects:
         if large is None:
             self._waits()
             with self._opening:
-                large = self._objects.get(object_id) or self._opened(object_id)
+                large = self._objects.get(object_id) or self._open(object_id)
         if self._blocks.asks_first(large.opened):
             self._waits()
         if not large.opened.is_split or self._blocks.tier(large.opened) is None:
             return None
         while True:
-            reader = self._reader(large, task, offset)
+            reader = self._find_reader(large, task, offset)
             try:
                 return reader.read_range(offset, size_bytes)
             except ValueError:
@@ -168,7 +168,7 @@ class LargeObjects:
             self._end(self._objects.popitem()[1])
         self._blocks.close()
 
-    def _opened(self, object_id: int) -> _Large:
+    def _open(self, object_id: int) -> _LargeObject:
         """Return an object in the version that was listed."""
         manifest = self._manifest
         info = self._blocks.settled_info(self._url, manifest.path(object_id))
@@ -180,20 +180,20 @@ class LargeObjects:
             raise ObjectChangedError(
                 f"{where} has changed since it was mounted; unmount and mount again to see it", path=where
             )
-        large = _Large(self._blocks.opened(self._url, info))
+        large = _LargeObject(self._blocks.opened(self._url, info))
         with self._lock:
             self._objects[object_id] = large
-            closed = [other for other in self._objects if not self._num_open[other] and other != object_id]
-            ended = [self._objects.pop(other) for other in closed[: max(0, len(self._objects) - _MOST_OBJECTS)]]
+            closed = [other for other in self._objects if not self._num_opens[other] and other != object_id]
+            ended = [self._objects.pop(other) for other in closed[: max(0, len(self._objects) - _MAX_OBJECTS)]]
         for other in ended:
             self._end(other)
         return large
 
-    def _end(self, large: _Large) -> None:
+    def _end(self, large: _LargeObject) -> None:
         while large.readers:
             large.readers.popitem()[1].close()
 
-    def _reader(self, large: _Large, task: int, offset: int) -> BlockFile:
+    def _find_reader(self, large: _LargeObject, task: int, offset: int) -> BlockFile:
         """Return the reader that a read continues, whichever thread makes it: readers side by side share what the kernel has read."""
         ended = None
         with self._lock:
@@ -207,11 +207,11 @@ class LargeObjects:
                     large.opened,
                     self._blocks,
                     readahead=True if large.opened.info.size_bytes <= self._whole_bytes else None,
-                    read_part=partial(self._jumped, large),
+                    read_part=partial(self._read_jump, large),
                     waits=self._waits,
                     slack_bytes=large.opened.block_bytes // 2,
                 )
-                if len(large.readers) >= _MOST_READERS:
+                if len(large.readers) >= _MAX_READERS:
                     ended = large.readers.popitem(last=False)[1]
             large.readers[task] = reader
         if ended is not None:
@@ -220,7 +220,7 @@ class LargeObjects:
 
     # ------------------------------------------------------------ readers that jump
 
-    def _jumped(self, large: _Large, offset: int, size_bytes: int) -> Buffer:
+    def _read_jump(self, large: _LargeObject, offset: int, size_bytes: int) -> Buffer:
         """Return a few bytes of a block: the block's if it comes for a reader in order, else these alone, from the origin.
 
         While all of the object is being fetched they come alone as well: a block would wait for those that were asked for before.
@@ -231,28 +231,28 @@ class LargeObjects:
             comes = any(reader.expects(index) for reader in large.readers.values())
         if comes and opened.dataset is not None and start + size_bytes <= opened.block_bytes:
             return memoryview(self._blocks.read_block(opened, index, 0))[start : start + size_bytes]
-        large.num_jumps += not large.is_coming
-        if is_worth_all(large.num_jumps, opened.num_blocks):
+        large.num_jumps += not large.is_fetching
+        if should_fetch_all(large.num_jumps, opened.num_blocks):
             large.num_jumps = -opened.num_blocks  # should it leave the tiers, it has to be worth it again
             threading.Thread(target=self._fetch_whole, args=(large,), name="prefeed-fetch-whole", daemon=True).start()
         return self._blocks.read_part(opened, offset, size_bytes)
 
-    def _fetch_whole(self, large: _Large) -> None:
+    def _fetch_whole(self, large: _LargeObject) -> None:
         """Have the server fetch all blocks of an object, if there is room for them."""
         opened = large.opened
         with suppress(PrefeedError, OSError), NodeClient.connect(self._blocks.config, autostart=False) as node:
             dataset = self._blocks.dataset(opened)
             if dataset is None or dataset.instance != node.connection.instance:
                 return
-            if not has_room(node.statistics(), opened.info.size_bytes):
+            if not fits_in_tiers(node.statistics(), opened.info.size_bytes):
                 _log.info(
                     "prefeed: the tiers have no room for all of %s: parts of it come from its store", opened.location
                 )
                 return
             ids = np.arange(opened.num_blocks, dtype=np.int64)
             name = put_in_transit(node.connection.runtime_dir, [ids.data], suffix=".i64")
-            large.is_coming = True
+            large.is_fetching = True
             try:
                 node.warm_in_order(dataset.number, name)
             finally:
-                large.is_coming = False
+                large.is_fetching = False

@@ -40,10 +40,10 @@ from prefeed.errors import (
     SourceError,
     TruncatedBodyError,
 )
-from prefeed.mount.ahead import Ahead
+from prefeed.mount.ahead import MountReadAhead
 from prefeed.mount.large import LargeObjects
-from prefeed.mount.pieces import Pieces
-from prefeed.mount.seen import SeenVersions
+from prefeed.mount.pieces import PieceReader
+from prefeed.mount.versions import FirstVersions
 from prefeed.sources.answers import patiently, require_listed
 from prefeed.sources.blocks import is_version
 from prefeed.sources.listing import UNKNOWN_SIZE
@@ -54,7 +54,7 @@ from prefeed.types import Buffer, FetchedObject
 _log = logging.getLogger("prefeed")
 
 WHOLE_BYTES: Final = 16 * 1024 * 1024
-"""Objects up to this size are fetched whole by the node server, larger ones in blocks."""
+"""MountedObjects up to this size are fetched whole by the node server, larger ones in blocks."""
 
 _RECENT_BYTES: Final = 64 * 1024 * 1024
 
@@ -63,7 +63,7 @@ def _do_nothing() -> None:
     pass
 
 
-class Objects:
+class MountedObjects:
     """Reads objects of one manifest.
 
     **Ownership.** Its maker closes it. **Threads and processes.** Any thread; made in the process that uses it.
@@ -74,7 +74,7 @@ class Objects:
         large: Those that are too large to be fetched whole.
     """
 
-    def __init__(self, url: str, manifest: Manifest, config: Config, seen: SeenVersions) -> None:
+    def __init__(self, url: str, manifest: Manifest, config: Config, first_versions: FirstVersions) -> None:
         """Read the objects of a manifest of this URL, through the node's server if there is one.
 
         Args:
@@ -89,7 +89,7 @@ class Objects:
         self._url = url
         self._sizes = memoryview(manifest.sizes.data).cast("B").cast("Q")
         self._versions = memoryview(manifest.version_hashes.data).cast("B").cast("Q")
-        self._most_whole = min(WHOLE_BYTES, config.limits.max_object_bytes)
+        self._max_whole_bytes = min(WHOLE_BYTES, config.limits.max_object_bytes)
         try:
             self._made_with = access_now(url, config)
         except CredentialsError:
@@ -99,16 +99,16 @@ class Objects:
         self._source: Source | None = None
         self._recent: OrderedDict[int, Buffer] = OrderedDict()
         self._recent_bytes = 0
-        self._pieces = Pieces(self._fetch_part)
-        self._seen = seen
+        self._pieces = PieceReader(self._fetch_part)
+        self._first_versions = first_versions
         self.large = LargeObjects(
             url, manifest, blocks_of(config),
-            waits=lambda: self.waits(), version_of=self._version_of, whole_bytes=self._most_whole,
+            waits=lambda: self.waits(), version_of=self._version_of, whole_bytes=self._max_whole_bytes,
         )  # fmt: skip
         self._dataset: NodeDataset | None = None
-        self._ahead = Ahead(manifest.num_objects, self._consumer)
+        self._read_ahead = MountReadAhead(manifest.num_objects, self._open_consumer)
         self._again = Again()
-        self._looking: threading.Thread | None = None
+        self._search: threading.Thread | None = None
         self._is_closed = False
         if config.enabled:
             self._find_server()
@@ -137,8 +137,8 @@ class Objects:
             data = reader.try_part(object_id, offset, min(size_bytes, size - offset), object_bytes=size)
         finally:
             self._idle.append(reader)
-        if data is not None and task and not offset and size <= self._most_whole:
-            self._ahead.read(task, object_id, is_hit=True)
+        if data is not None and task and not offset and size <= self._max_whole_bytes:
+            self._read_ahead.record_read(task, object_id, is_hit=True)
         return data
 
     def read(self, object_id: int, offset: int, size_bytes: int, *, task: int = 0) -> Buffer:
@@ -162,15 +162,15 @@ class Objects:
         data = self.read_at_once(object_id, offset, size_bytes, task)
         if data is not None:
             return data
-        if size is not None and size <= self._most_whole and not self._versions[object_id] and size_bytes < size:
-            return self._of_first_version(object_id, offset, size_bytes, task)
+        if size is not None and size <= self._max_whole_bytes and not self._versions[object_id] and size_bytes < size:
+            return self._read_first_version(object_id, offset, size_bytes, task)
         dataset = self._dataset
         if dataset is None:
             self.waits()
-            return self._from_origin(object_id, offset, size_bytes)
-        is_large = size is not None and size > self._most_whole
+            return self._read_from_origin(object_id, offset, size_bytes)
+        is_large = size is not None and size > self._max_whole_bytes
         if task and not offset and not is_large:
-            self._ahead.read(task, object_id, is_hit=False)
+            self._read_ahead.record_read(task, object_id, is_hit=False)
         if is_large:
             data = self.large.read(object_id, offset, size_bytes, task=task)
             if data is not None:
@@ -178,7 +178,7 @@ class Objects:
         self.waits()
         reader = self._reader(dataset)
         try:
-            return self._missed(reader, object_id, offset, size_bytes)
+            return self._read_miss(reader, object_id, offset, size_bytes)
         finally:
             self._idle.append(reader)
 
@@ -186,9 +186,9 @@ class Objects:
         """Report what was read, and let go of connections."""
         with self._lock:
             self._is_closed = True
-        if self._looking is not None:
-            self._looking.join()
-        self._ahead.close()
+        if self._search is not None:
+            self._search.join()
+        self._read_ahead.close()
         self._pieces.close()
         self.large.close()
         while self._idle:
@@ -205,7 +205,7 @@ class Objects:
 
     # ------------------------------------------------------------ not in the tier
 
-    def _of_first_version(self, object_id: int, offset: int, size_bytes: int, task: int) -> Buffer:
+    def _read_first_version(self, object_id: int, offset: int, size_bytes: int, task: int) -> Buffer:
         """Return a part of an object whose version was not listed: of the version that it had when a part of it was read first."""
         recent = self._recent_value(object_id)
         if recent is None and self._dataset is not None:
@@ -219,30 +219,30 @@ class Objects:
                 return data
         if recent is None:
             self.waits()
-            recent = self._fetched(object_id, lambda source: source.fetch(self.manifest.path(object_id)), in_parts=True)
-            self._keep(object_id, recent)
+            recent = self._fetch(object_id, lambda source: source.fetch(self.manifest.path(object_id)), in_parts=True)
+            self._keep_recent(object_id, recent)
         return memoryview(recent)[offset : offset + size_bytes]
 
-    def _missed(self, reader: ObjectReader, object_id: int, offset: int, size_bytes: int) -> Buffer:
+    def _read_miss(self, reader: ObjectReader, object_id: int, offset: int, size_bytes: int) -> Buffer:
         size = self.size(object_id)
-        if size is not None and size > self._most_whole:
-            return self._from_origin(object_id, offset, size_bytes)
+        if size is not None and size > self._max_whole_bytes:
+            return self._read_from_origin(object_id, offset, size_bytes)
         recent = self._recent_value(object_id)
         if recent is None:
-            recent = self._asked(reader, object_id)
+            recent = self._request_object(reader, object_id)
             if recent is None:
-                self._look_for_server()
-                return self._from_origin(object_id, offset, size_bytes)
+                self._start_search()
+                return self._read_from_origin(object_id, offset, size_bytes)
             if size is not None and len(recent) != size:
-                raise self._changed(object_id)
+                raise self._changed_error(object_id)
             if offset or size_bytes < len(recent):
                 if not reader.last_key:
                     # There was no room for it, and it may be of another version than the parts that were read before.
-                    return self._from_origin(object_id, offset, size_bytes)
-                self._keep(object_id, recent)
+                    return self._read_from_origin(object_id, offset, size_bytes)
+                self._keep_recent(object_id, recent)
         return memoryview(recent)[offset : offset + size_bytes]
 
-    def _asked(self, reader: ObjectReader, object_id: int) -> Buffer | None:
+    def _request_object(self, reader: ObjectReader, object_id: int) -> Buffer | None:
         """Return the object's bytes as the server gives them; None when only the origin can."""
         try:
             data = reader.try_read(object_id)
@@ -252,31 +252,31 @@ class Objects:
             reader.report()
         return None if data is None else memoryview(data)  # type: ignore[arg-type]  # a manifest's reader lends nothing
 
-    def _from_origin(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
+    def _read_from_origin(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
         size = self.size(object_id)
-        if size is not None and size > self._most_whole:
+        if size is not None and size > self._max_whole_bytes:
             return self._pieces.read(object_id, offset, size_bytes, size)
         recent = self._recent_value(object_id)
         if recent is None:
             in_parts = bool(offset) or size is None or size_bytes < size
-            recent = self._fetched(
+            recent = self._fetch(
                 object_id, lambda source: source.fetch(self.manifest.path(object_id)), in_parts=in_parts
             )
             if offset or size_bytes < len(recent):
-                self._keep(object_id, recent)
+                self._keep_recent(object_id, recent)
         return memoryview(recent)[offset : offset + size_bytes]
 
     def _fetch_part(self, object_id: int, offset: int, size_bytes: int) -> Buffer:
         path = self.manifest.path(object_id)
-        return self._fetched(
+        return self._fetch(
             object_id, lambda source: source.fetch_range(path, offset, size_bytes), is_part=True, in_parts=True
         )
 
-    def _fetched(
+    def _fetch(
         self, object_id: int, fetch: Callable[[RangeSource], FetchedObject], *, in_parts: bool, is_part: bool = False
     ) -> Buffer:
         """Return what is fetched of an object, all or a part; readers of it in parts get one version, also if none was listed."""
-        source: RangeSource = self._opened_source()  # type: ignore[assignment]
+        source: RangeSource = self._open_source()  # type: ignore[assignment]
         listed = self.manifest.listed(object_id)
 
         def fetch_listed() -> Buffer:
@@ -286,7 +286,7 @@ class Objects:
                     require_listed(fetched, listed, lambda: source.locate(self.manifest.path(object_id)))
             except TruncatedBodyError as err:
                 if is_part:
-                    raise self._changed(object_id) from err
+                    raise self._changed_error(object_id) from err
                 raise
             version = fetched.version
             if in_parts and not is_part and not version:
@@ -294,7 +294,7 @@ class Objects:
             expected = self._version_of(object_id, version) if in_parts else listed.version_hash
             is_other = expected and version and not is_version(version, expected)
             if is_other or (not is_part and memoryview(fetched.data).nbytes != listed.size_bytes >= 0):
-                raise self._changed(object_id)
+                raise self._changed_error(object_id)
             return memoryview(fetched.data)
 
         return patiently(fetch_listed, deadline_seconds=min(self.config.limits.retry_seconds, 60.0))
@@ -302,15 +302,15 @@ class Objects:
     def _version_of(self, object_id: int, version: str) -> int:
         """Return the hash of the version that parts of an object are of: the listed one, or the first one that was seen; 0: any."""
         listed = self.manifest.version_hash(object_id)
-        return listed or (self._seen.first(object_id, version_hash(version)) if version else 0)
+        return listed or (self._first_versions.get_or_set(object_id, version_hash(version)) if version else 0)
 
-    def _opened_source(self) -> Source:
+    def _open_source(self) -> Source:
         with self._lock:
             if self._source is None:
                 self._source = open_as_made(self._url, self.config, self._made_with)
             return self._source
 
-    def _changed(self, object_id: int) -> ObjectChangedError:
+    def _changed_error(self, object_id: int) -> ObjectChangedError:
         where = f"{self.manifest.url.rstrip('/')}/{self.manifest.path(object_id)}"
         return ObjectChangedError(
             f"{where} has changed since it was mounted; unmount and mount again to see it", url=where
@@ -325,7 +325,7 @@ class Objects:
                 self._recent.move_to_end(object_id)
             return found
 
-    def _keep(self, object_id: int, data: Buffer) -> None:
+    def _keep_recent(self, object_id: int, data: Buffer) -> None:
         with self._lock:
             if object_id not in self._recent:
                 self._recent[object_id] = data
@@ -335,17 +335,17 @@ class Objects:
 
     # ------------------------------------------------------------ the server
 
-    def _look_for_server(self) -> None:
+    def _start_search(self) -> None:
         """Have the node's server looked for, and started if need be, in the background; not too often."""
         now = time.monotonic()
         with self._lock:
-            is_busy = self._looking is not None and self._looking.is_alive()
+            is_busy = self._search is not None and self._search.is_alive()
             if is_busy or self._is_closed or not self.config.enabled or not self._again.is_due(now):
                 return
-            self._looking = threading.Thread(target=self._find_server, name="prefeed-find-server", daemon=True)
-            self._looking.start()
+            self._search = threading.Thread(target=self._find_server, name="prefeed-find-server", daemon=True)
+            self._search.start()
 
-    def _consumer(self) -> Consumer | None:
+    def _open_consumer(self) -> Consumer | None:
         """Return a voice on the server that runs, for a plan; None without one."""
         dataset = self._dataset
         if dataset is None:

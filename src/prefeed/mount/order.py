@@ -15,44 +15,44 @@ _AHEAD: Final = 512
 _NEAR: Final = 64
 """Workers of a program take turns, so that reads come in nearly their order."""
 
-_LOOKED_AT: Final = 16
-_IN_ORDER: Final = 14
-_LEAST_NOTED: Final = 32
-_MOST_NOTED: Final = 4
-_MOST_GROUPS: Final = 8
-_AGAIN: Final = 256
+_COMPARED_READS: Final = 16
+_MIN_MATCHES: Final = 14
+_MIN_PASS_OBJECTS: Final = 32
+_MAX_RECORDED: Final = 4
+_MAX_GROUPS: Final = 8
+_REREAD_OBJECTS: Final = 256
 """A file that is read again after fewer others is read in several goes, and no new pass begins."""
 
 
 class Order(Protocol):
     """Objects in an order."""
 
-    def place(self, object_id: int) -> int:
+    def position_of(self, object_id: int) -> int:
         """Return where an object is in it; -1: nowhere."""
         ...
 
-    def after(self, place: int, number: int) -> list[int]:
+    def objects_from(self, place: int, number: int) -> list[int]:
         """Return the next objects from there on, fewer at its end."""
         ...
 
 
-class ByName:
+class NameOrder:
     """The order of the listing."""
 
     def __init__(self, num_objects: int) -> None:
         """Have all objects of a manifest."""
         self._num_objects = num_objects
 
-    def place(self, object_id: int) -> int:
+    def position_of(self, object_id: int) -> int:
         """Return the object's id."""
         return object_id
 
-    def after(self, place: int, number: int) -> list[int]:
+    def objects_from(self, place: int, number: int) -> list[int]:
         """Return the ids that follow."""
         return list(range(place, min(place + number, self._num_objects)))
 
 
-class Noted:
+class RecordedOrder:
     """The order of a pass that a process group has made."""
 
     def __init__(self, ids: array[int], places: array[int]) -> None:
@@ -60,16 +60,16 @@ class Noted:
         self._ids = ids
         self._places = places
 
-    def place(self, object_id: int) -> int:
+    def position_of(self, object_id: int) -> int:
         """Return when it was read."""
         return self._places[object_id]
 
-    def after(self, place: int, number: int) -> list[int]:
+    def objects_from(self, place: int, number: int) -> list[int]:
         """Return what was read from then on."""
         return self._ids[place : place + number].tolist()
 
 
-class Next(NamedTuple):
+class Prediction(NamedTuple):
     """What a process group will probably read.
 
     Attributes:
@@ -83,41 +83,41 @@ class Next(NamedTuple):
     position: int
 
 
-class _Following:
+class _OrderMatcher:
     """How well the reads of one group follow one order."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._next = 0
         self._begin = 0  # of what was told
-        self._told = 0
+        self._sent = 0
         self._hits = 0  # of the last reads, one bit each
 
-    def read(self, object_id: int) -> bool:
+    def record_read(self, object_id: int) -> bool:
         """Note a read; return whether the last ones were in this order."""
-        place = self._order.place(object_id)
+        place = self._order.position_of(object_id)
         is_near = place >= 0 and abs(place - self._next) <= _NEAR
-        self._hits = (self._hits << 1 | is_near) & ((1 << _LOOKED_AT) - 1)
+        self._hits = (self._hits << 1 | is_near) & ((1 << _COMPARED_READS) - 1)
         if is_near:
             self._next = max(self._next, place + 1)
         elif place >= 0:
-            self._next = self._begin = self._told = place + 1
-        return self._hits.bit_count() >= _IN_ORDER
+            self._next = self._begin = self._sent = place + 1
+        return self._hits.bit_count() >= _MIN_MATCHES
 
-    def forget_told(self) -> None:
+    def forget_sent(self) -> None:
         """What was told has reached no server."""
-        self._begin = self._told = self._next
+        self._begin = self._sent = self._next
 
-    def ahead(self) -> Next | None:
+    def predict(self) -> Prediction | None:
         """Return what comes next and was not returned before; None while most of that is still to be read."""
-        if self._told - self._next > _AHEAD // 2:
+        if self._sent - self._next > _AHEAD // 2:
             return None
-        is_new = self._told == self._begin or self._told < self._next
+        is_new = self._sent == self._begin or self._sent < self._next
         if is_new:
-            self._begin = self._told = self._next
-        ids = self._order.after(self._told, self._next + _AHEAD - self._told)
-        self._told += len(ids)
-        return Next(ids, is_new, max(0, self._next - _NEAR - self._begin)) if ids else None
+            self._begin = self._sent = self._next
+        ids = self._order.objects_from(self._sent, self._next + _AHEAD - self._sent)
+        self._sent += len(ids)
+        return Prediction(ids, is_new, max(0, self._next - _NEAR - self._begin)) if ids else None
 
 
 class _Group:
@@ -127,14 +127,14 @@ class _Group:
     """
 
     def __init__(self, orders: list[Order], num_objects: int) -> None:
-        self.following = [_Following(order) for order in orders]
-        self.followed: _Following | None = None
+        self.following = [_OrderMatcher(order) for order in orders]
+        self.followed: _OrderMatcher | None = None
         self.ids = array("q")
         self.places = array("i", [-1]) * num_objects
 
 
-class Orders:
-    """Orders of passes over one manifest, and who follows which: 4 bytes per object for each of at most 12.
+class OrderPredictor:
+    """OrderPredictor of passes over one manifest, and who follows which: 4 bytes per object for each of at most 12.
 
     **Threads and processes.** One thread at a time.
     """
@@ -142,46 +142,46 @@ class Orders:
     def __init__(self, num_objects: int) -> None:
         """Know of the order of names, and of no other yet."""
         self._num_objects = num_objects
-        self._by_name = ByName(num_objects)
-        self._noted: list[Noted] = []
+        self._by_name = NameOrder(num_objects)
+        self._recorded: list[RecordedOrder] = []
         self._groups: OrderedDict[int, _Group] = OrderedDict()
 
-    def read(self, group: int, object_id: int) -> Next | None:
+    def record_read(self, group: int, object_id: int) -> Prediction | None:
         """Note that a process group has begun to read an object; return what it will probably read, if more of that is known now."""
         found = self._groups.get(group)
         if found is None:
-            found = self._groups[group] = self._new()
-            if len(self._groups) > _MOST_GROUPS:
-                self._note(self._groups.popitem(last=False)[1])
+            found = self._groups[group] = self._new_group()
+            if len(self._groups) > _MAX_GROUPS:
+                self._record_pass(self._groups.popitem(last=False)[1])
         self._groups.move_to_end(group)
         before = found.places[object_id]
         if before >= 0:
-            if len(found.ids) - before <= min(_AGAIN, max(_LEAST_NOTED, len(found.ids) // 2)):
+            if len(found.ids) - before <= min(_REREAD_OBJECTS, max(_MIN_PASS_OBJECTS, len(found.ids) // 2)):
                 return None
-            self._note(found)
-            found = self._groups[group] = self._new()
+            self._record_pass(found)
+            found = self._groups[group] = self._new_group()
         found.places[object_id] = len(found.ids)
         found.ids.append(object_id)
         followed = found.followed
-        if followed is None or not followed.read(object_id):
-            others = [other for other in found.following if other is not followed and other.read(object_id)]
+        if followed is None or not followed.record_read(object_id):
+            others = [other for other in found.following if other is not followed and other.record_read(object_id)]
             if not others:
                 return None
             followed = found.followed = others[0]
-        return followed.ahead()
+        return followed.predict()
 
-    def untold(self, group: int) -> None:
+    def forget_sent(self, group: int) -> None:
         """What was told last of a group has reached no server: it is told again."""
         for following in self._groups[group].following:
-            following.forget_told()
+            following.forget_sent()
 
     def groups(self) -> list[int]:
         """Return the process groups that are followed, the one that read last at the end."""
         return list(self._groups)
 
-    def _new(self) -> _Group:
-        return _Group([*reversed(self._noted), self._by_name], self._num_objects)
+    def _new_group(self) -> _Group:
+        return _Group([*reversed(self._recorded), self._by_name], self._num_objects)
 
-    def _note(self, group: _Group) -> None:
-        if len(group.ids) >= _LEAST_NOTED:
-            self._noted = [*self._noted, Noted(group.ids, group.places)][-_MOST_NOTED:]
+    def _record_pass(self, group: _Group) -> None:
+        if len(group.ids) >= _MIN_PASS_OBJECTS:
+            self._recorded = [*self._recorded, RecordedOrder(group.ids, group.places)][-_MAX_RECORDED:]

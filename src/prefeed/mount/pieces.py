@@ -11,17 +11,17 @@ from typing import Final
 from prefeed.types import Buffer
 
 PIECE_BYTES: Final = 1024 * 1024
-_MOST_AHEAD_BYTES: Final = 16 * 1024 * 1024
+_MAX_AHEAD_BYTES: Final = 16 * 1024 * 1024
 _KEPT_BYTES: Final = 128 * 1024 * 1024
 _SLACK_BYTES: Final = 1024 * 1024
 """The kernel asks ahead by itself, and several threads answer: requests come in nearly their order."""
 
-_IN_ORDER: Final = 3
-_FOLLOWED: Final = 256
+_MIN_IN_ORDER: Final = 3
+_MAX_DETECTORS: Final = 256
 _THREADS: Final = 16
 
 
-class Follower:
+class SequentialDetector:
     """Where a reader is in an object, and how far ahead of it to read. Pure.
 
     Never further than it has come in order: a reader that jumps costs what it reads, and one that stops at most twice that.
@@ -30,22 +30,22 @@ class Follower:
     def __init__(self) -> None:
         self._end = 0
         self._num_in_order = 0
-        self._came_bytes = 0
+        self._sequential_bytes = 0
 
-    def read(self, offset: int, size_bytes: int) -> range:
+    def record_read(self, offset: int, size_bytes: int) -> range:
         """Note a read; return the bytes that are to be there soon, none where the order is not known."""
         if self._end - _SLACK_BYTES <= offset <= self._end + size_bytes:
             self._num_in_order += 1
-            self._came_bytes += size_bytes
+            self._sequential_bytes += size_bytes
             self._end = max(self._end, offset + size_bytes)
         else:
-            self._num_in_order, self._came_bytes, self._end = 1, size_bytes, offset + size_bytes
-        if self._num_in_order < _IN_ORDER:
+            self._num_in_order, self._sequential_bytes, self._end = 1, size_bytes, offset + size_bytes
+        if self._num_in_order < _MIN_IN_ORDER:
             return range(0)
-        return range(self._end, self._end + min(2 * self._came_bytes, _MOST_AHEAD_BYTES))
+        return range(self._end, self._end + min(2 * self._sequential_bytes, _MAX_AHEAD_BYTES))
 
 
-class Pieces:
+class PieceReader:
     """Fetches parts of objects, with threads for what is read ahead.
 
     **Ownership.** Its maker closes it. **Threads and processes.** Any thread. **Blocking.** ``read`` waits for the origin.
@@ -55,16 +55,16 @@ class Pieces:
         """Read with ``fetch``: object, first byte and number of bytes, which must exist; it may raise."""
         self._fetch = fetch
         self._lock = threading.Lock()
-        self._followers: OrderedDict[int, Follower] = OrderedDict()
-        self._held: OrderedDict[tuple[int, int], Future[Buffer]] = OrderedDict()
+        self._detectors: OrderedDict[int, SequentialDetector] = OrderedDict()
+        self._pieces: OrderedDict[tuple[int, int], Future[Buffer]] = OrderedDict()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-ahead")
 
     def read(self, object_id: int, offset: int, size_bytes: int, object_bytes: int) -> Buffer:
         """Return this part of an object, which must exist; errors are those of ``fetch``."""
         pieces = range(offset // PIECE_BYTES, (offset + size_bytes - 1) // PIECE_BYTES + 1)
         with self._lock:
-            ahead = self._follower(object_id).read(offset, size_bytes)
-            held = [self._held.get((object_id, number)) for number in pieces]
+            ahead = self._find_detector(object_id).record_read(offset, size_bytes)
+            held = [self._pieces.get((object_id, number)) for number in pieces]
             self._read_ahead(object_id, range(ahead.start, min(ahead.stop, object_bytes)), object_bytes)
         found = [future for future in held if future is not None]
         if len(found) < len(held):
@@ -79,7 +79,7 @@ class Pieces:
         except Exception:
             with self._lock:
                 for number in pieces:
-                    self._held.pop((object_id, number), None)
+                    self._pieces.pop((object_id, number), None)
             raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -87,22 +87,22 @@ class Pieces:
         """Wait for what is being fetched, and fetch no more."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _follower(self, object_id: int) -> Follower:
-        follower = self._followers.pop(object_id, None) or Follower()
-        self._followers[object_id] = follower
-        if len(self._followers) > _FOLLOWED:
-            self._followers.popitem(last=False)
-        return follower
+    def _find_detector(self, object_id: int) -> SequentialDetector:
+        detector = self._detectors.pop(object_id, None) or SequentialDetector()
+        self._detectors[object_id] = detector
+        if len(self._detectors) > _MAX_DETECTORS:
+            self._detectors.popitem(last=False)
+        return detector
 
     def _read_ahead(self, object_id: int, ahead: range, object_bytes: int) -> None:
         if not ahead:
             return
         for number in range(ahead.start // PIECE_BYTES, (ahead.stop - 1) // PIECE_BYTES + 1):
-            if (object_id, number) in self._held:
-                self._held.move_to_end((object_id, number))
+            if (object_id, number) in self._pieces:
+                self._pieces.move_to_end((object_id, number))
                 continue
             at = number * PIECE_BYTES
             size = min(PIECE_BYTES, object_bytes - at)
-            self._held[object_id, number] = self._threads.submit(self._fetch, object_id, at, size)
-        while len(self._held) * PIECE_BYTES > _KEPT_BYTES:
-            self._held.popitem(last=False)[1].cancel()
+            self._pieces[object_id, number] = self._threads.submit(self._fetch, object_id, at, size)
+        while len(self._pieces) * PIECE_BYTES > _KEPT_BYTES:
+            self._pieces.popitem(last=False)[1].cancel()

@@ -18,11 +18,11 @@ _LOOK_SECONDS: Final = 10e-6
 _SOON_SECONDS: Final = 200e-6
 """After so long a request still comes soon, if the daemon has slept: the wakes of the reader and of the daemon are part of it."""
 
-_ENOUGH: Final = 2
-_TRY: Final = 4
-_MOST_CREDIT: Final = 8
-_LEAST_PAUSE: Final = 8
-_MOST_PAUSE: Final = 256
+_MIN_SOON: Final = 2
+_INITIAL_CREDIT: Final = 4
+_MAX_CREDIT: Final = 8
+_MIN_PAUSE: Final = 8
+_MAX_PAUSE: Final = 256
 
 
 class BusyPolling:
@@ -47,11 +47,11 @@ class BusyPolling:
         """Know of no reader yet."""
         self.seconds: float = 0.0
         self._task = 0
-        self._rest = _ENOUGH  # so many requests have to come soon first
-        self._credit = _TRY
-        self._pause = _LEAST_PAUSE
+        self._rest = _MIN_SOON  # so many requests have to come soon first
+        self._credit = _INITIAL_CREDIT
+        self._pause = _MIN_PAUSE
 
-    def is_over(self, waited_seconds: float, look_seconds: float) -> bool:
+    def should_sleep(self, waited_seconds: float, look_seconds: float) -> bool:
         """Return whether it is polled in vain: it is better to sleep.
 
         Args:
@@ -60,8 +60,8 @@ class BusyPolling:
         """
         return waited_seconds >= self.seconds or look_seconds > _LOOK_SECONDS
 
-    def came(self, task: int, waited_seconds: float, look_seconds: float) -> None:
-        """Note a request, after the times that ``is_over`` is told.
+    def record_request(self, task: int, waited_seconds: float, look_seconds: float) -> None:
+        """Note a request, after the times that ``should_sleep`` is told.
 
         Args:
             task: The thread that asks; 0, as for ``RELEASE``: it is not known.
@@ -69,25 +69,25 @@ class BusyPolling:
             look_seconds: Also since a look after which it was better to sleep.
         """
         if self.seconds > 0.0:
-            if self.is_over(waited_seconds, look_seconds):
-                self._lost()
+            if self.should_sleep(waited_seconds, look_seconds):
+                self._record_failure()
             elif waited_seconds > look_seconds:  # a request that was there at the first look says nothing
-                self._won()
+                self._record_success()
         if task:
             if task != self._task or waited_seconds > _SOON_SECONDS:
                 self._task = task
-                self._rest = max(self._rest, _ENOUGH)
+                self._rest = max(self._rest, _MIN_SOON)
             elif self._rest:
                 self._rest -= 1
         self.seconds = 0.0 if self._rest else POLL_SECONDS
 
-    def _won(self) -> None:
-        self._credit = min(self._credit + 1, _MOST_CREDIT)
-        if self._credit == _MOST_CREDIT:
-            self._pause = _LEAST_PAUSE
+    def _record_success(self) -> None:
+        self._credit = min(self._credit + 1, _MAX_CREDIT)
+        if self._credit == _MAX_CREDIT:
+            self._pause = _MIN_PAUSE
 
-    def _lost(self) -> None:
+    def _record_failure(self) -> None:
         self._credit -= 3
         if self._credit <= 0:
-            self._credit, self._rest = _TRY, self._pause
-            self._pause = min(2 * self._pause, _MOST_PAUSE)
+            self._credit, self._rest = _INITIAL_CREDIT, self._pause
+            self._pause = min(2 * self._pause, _MAX_PAUSE)

@@ -17,7 +17,7 @@ from prefeed.errors import AccessDeniedError, ObjectChangedError, ObjectNotFound
 from prefeed.fuse import wire
 from prefeed.fuse.wire import Attributes, Feature, FileSystem, OpenFlag, Operation, Request
 from prefeed.mount.backing import LocalFiles
-from prefeed.mount.objects import Objects
+from prefeed.mount.objects import MountedObjects
 from prefeed.mount.request import SMALL_BYTES
 from prefeed.mount.tree import FIRST_FILE, Directory, File, Link, Tree
 from prefeed.types import Buffer
@@ -40,7 +40,7 @@ _VALID_SECONDS: Final = 24 * 3600
 
 _BLOCK: Final = 512
 _IO_BYTES: Final = 128 * 1024
-_SAID: Final = 20
+_MAX_LOGGED: Final = 20
 _OPEN, _READ, _RELEASE = int(Operation.OPEN), int(Operation.READ), int(Operation.RELEASE)
 _SMALL, _CACHED, _PASSED = range(3)  # handles
 _OPENED_SMALL: Final = wire.opened(_SMALL, OpenFlag.DIRECT_IO | OpenFlag.NO_FLUSH)
@@ -58,7 +58,14 @@ class Service:
     """
 
     def __init__(
-        self, tree: Tree, objects: Objects, files: LocalFiles, features: Feature, *, listed_ns: int, modes: int = 0o444
+        self,
+        tree: Tree,
+        objects: MountedObjects,
+        files: LocalFiles,
+        features: Feature,
+        *,
+        listed_ns: int,
+        modes: int = 0o444,
     ) -> None:
         """Answer with these.
 
@@ -79,7 +86,7 @@ class Service:
         self._directory_mode = stat.S_IFDIR | modes | 0o111
         self._uid, self._gid = os.geteuid(), os.getegid()
         self._stamps = tree.manifest.stamps
-        self._num_said = 0
+        self._num_logged = 0
         self._operations: dict[int, Callable[[Request], Buffer]] = {
             Operation.LOOKUP: self._look_up,
             Operation.GETATTR: self._get_attributes,
@@ -90,8 +97,8 @@ class Service:
             Operation.RELEASE: self._release,
             Operation.OPENDIR: lambda request: _OPENED_DIRECTORY,
             Operation.RELEASEDIR: lambda request: b"",
-            Operation.READDIR: lambda request: self._list(request, plus=False),
-            Operation.READDIRPLUS: lambda request: self._list(request, plus=True),
+            Operation.READDIR: lambda request: self._list_directory(request, plus=False),
+            Operation.READDIRPLUS: lambda request: self._list_directory(request, plus=True),
         }
 
     def answer_at_once(self, operation: int, node: int, task: int, data: bytearray) -> Buffer | None:
@@ -123,7 +130,7 @@ class Service:
         try:
             return operation(request)
         except PrefeedError as err:
-            return self._failed(err)
+            return self._log_error(err)
         except OSError as err:
             return err.errno or errno.EIO
 
@@ -135,7 +142,7 @@ class Service:
     # ------------------------------------------------------------ names
 
     def _look_up(self, request: Request) -> bytes:
-        directory = self._directory(request.node)
+        directory = self._find_directory(request.node)
         number = self._tree.look_up(directory, wire.parse_name(request.body))
         if not number:
             return wire.no_entry(_VALID_SECONDS)
@@ -150,12 +157,12 @@ class Service:
             raise OSError(errno.EINVAL, "not a link")
         return node.target
 
-    def _list(self, request: Request, *, plus: bool) -> bytes:
+    def _list_directory(self, request: Request, *, plus: bool) -> bytes:
         """Return as many lines of the listing as have room, from the wanted offset on."""
-        self._directory(request.node)
+        self._find_directory(request.node)
         place = wire.parse_read(request.body)
         answer = bytearray()
-        for number, name, next_offset in self._tree.listing(request.node, place.offset):
+        for number, name, next_offset in self._tree.list_entries(request.node, place.offset):
             if not plus:
                 line = wire.directory_entry(name, number, self._mode(number), next_offset)
             elif name in (b".", b".."):
@@ -172,7 +179,7 @@ class Service:
         blocks = -(-manifest.total_bytes // _IO_BYTES)
         return wire.file_system(FileSystem(blocks, 0, 0, manifest.num_objects, 0, _IO_BYTES, 255, _IO_BYTES))
 
-    def _directory(self, number: int) -> Directory:
+    def _find_directory(self, number: int) -> Directory:
         node = self._tree.node(number)
         if node is None:
             raise OSError(errno.ESTALE, "unknown")
@@ -207,21 +214,21 @@ class Service:
     def _open(self, request: Request) -> bytes:
         if not wire.opens_to_read(request.body):
             raise OSError(errno.EROFS, "read-only")
-        object_id = self._object(request.node)
+        object_id = self._find_object(request.node)
         size = self._objects.size(object_id)
         if size is None:
             return _OPENED_SMALL
         if size <= SMALL_BYTES:
             return self._opened_small
-        number = self._files.opened(object_id)
+        number = self._files.record_open(object_id)
         if number:
             return wire.opened(_PASSED, OpenFlag.PASSTHROUGH | OpenFlag.NO_FLUSH, number)
-        self._objects.large.opened(object_id)
+        self._objects.large.record_open(object_id)
         return _OPENED_CACHED
 
     def _read(self, request: Request) -> Buffer:
         place = wire.parse_read(request.body)
-        object_id = self._object(request.node)
+        object_id = self._find_object(request.node)
         if place.handle != _SMALL:
             data = self._files.read(object_id, place.offset, place.size_bytes)
             if data is not None:
@@ -231,24 +238,24 @@ class Service:
     def _release(self, request: Request) -> bytes:
         handle = wire.parse_handle(request.body)
         if handle != _SMALL:
-            object_id = self._object(request.node)
-            self._files.released(object_id, is_passed=handle == _PASSED)
+            object_id = self._find_object(request.node)
+            self._files.record_release(object_id, is_passed=handle == _PASSED)
             if handle == _CACHED:
-                self._objects.large.released(object_id)
+                self._objects.large.record_release(object_id)
         return b""
 
-    def _object(self, number: int) -> int:
+    def _find_object(self, number: int) -> int:
         object_id = self._tree.object_id(number)
         if object_id is None:
             is_directory = isinstance(self._tree.node(number), Directory)
             raise OSError(errno.EISDIR if is_directory else errno.ESTALE, "no file")
         return object_id
 
-    def _failed(self, err: PrefeedError) -> int:
+    def _log_error(self, err: PrefeedError) -> int:
         """Say the error, the first times, and return the number that stands for it."""
-        self._num_said += 1
-        if self._num_said <= _SAID:
-            more = "; further errors are not logged" if self._num_said == _SAID else ""
+        self._num_logged += 1
+        if self._num_logged <= _MAX_LOGGED:
+            more = "; further errors are not logged" if self._num_logged == _MAX_LOGGED else ""
             _log.warning("prefeed: %s%s", err, more)
         if isinstance(err, ObjectChangedError | ObjectNotFoundError):
             return errno.ESTALE

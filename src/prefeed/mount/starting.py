@@ -22,7 +22,7 @@ from prefeed.datasets.origin import Origin
 from prefeed.errors import MountError
 from prefeed.fuse.device import missing, mounted_at, unmount
 from prefeed.mount.request import KIND, MountRequest, read_bytes_for
-from prefeed.mount.tree import not_shown
+from prefeed.mount.tree import find_hidden
 from prefeed.system.locks import flock_within
 from prefeed.system.signals import hold_job_signals
 from prefeed.wire.endpoint import make_runtime_dir
@@ -31,7 +31,7 @@ _END_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mounting:
+class MountHandle:
     """A mount that was made.
 
     Attributes:
@@ -52,7 +52,7 @@ def start_mount(
     *,
     links: Mapping[str, str] | None = None,
     others: bool = False,
-) -> Mounting:
+) -> MountHandle:
     """Mount an origin read-only, and return once it can be read.
 
     Args:
@@ -70,20 +70,20 @@ def start_mount(
     lacking = missing()
     if lacking is not None:
         raise MountError(f"nothing can be mounted: {lacking}")
-    where = _usable(point)
-    targets = {name: _target(name, target) for name, target in (links or {}).items()}
+    where = _prepare_point(point)
+    targets = {name: _check_link(name, target) for name, target in (links or {}).items()}
     origin = Origin(url, config)
     manifest = origin.settle()
-    not_shown(manifest).warn(origin.url, what="files")
+    find_hidden(manifest).warn(origin.url, what="files")
     settings = origin.node_config or config
     request = MountRequest(
         url=origin.url, manifest=str(manifest.directory), point=where, links=targets, others=others,
-        copies=_copies(origin.url, settings), read_bytes=read_bytes_for(manifest.sizes),
+        copies=_find_local_directories(origin.url, settings), read_bytes=read_bytes_for(manifest.sizes),
     )  # fmt: skip
     taken = [name for name in targets if manifest.index_of(name) is not None or manifest.paths_below(name)]
     if taken:
         raise MountError(f"{origin.url} has {taken[0]!r} already; give the output directory another name")
-    return _started(request, settings)
+    return _start_holder(request, settings)
 
 
 def stop_mount(point: str | os.PathLike[str], *, lazily: bool = False) -> None:
@@ -123,7 +123,7 @@ def _wait_for_holder(where: str) -> None:
         os.close(place)
 
 
-def _started(request: MountRequest, config: Config) -> Mounting:
+def _start_holder(request: MountRequest, config: Config) -> MountHandle:
     log = make_runtime_dir(config.runtime_dirs) / f"mount-{xxh3_64_hexdigest(request.point.encode())}.log"
     with log.open("wb") as output, hold_job_signals():
         holder = subprocess.Popen(
@@ -142,7 +142,7 @@ def _started(request: MountRequest, config: Config) -> Mounting:
             asked.write(msgspec.json.encode(request))
         words = answer.readline().decode("utf-8", "replace")
     if words == "\n":
-        return Mounting(request.point, holder, log)
+        return MountHandle(request.point, holder, log)
     status = holder.wait()
     raise MountError(f"{request.point} cannot be mounted: {words.strip() or f'status {status}; see {log}'}")
 
@@ -153,7 +153,7 @@ def _absolute(point: str | os.PathLike[str]) -> str:
     return os.path.join(os.path.realpath(directory), name) if name else directory
 
 
-def _usable(point: str | os.PathLike[str]) -> str:
+def _prepare_point(point: str | os.PathLike[str]) -> str:
     """Return the absolute path of an empty directory; a mount of prefeed's that no process answers is taken away first."""
     where = _absolute(point)
     if os.path.islink(where):
@@ -170,7 +170,7 @@ def _usable(point: str | os.PathLike[str]) -> str:
         if not is_dead or found is None or found.kind != KIND:
             raise MountError(f"{where} cannot be used: {os.strerror(err.errno or 0)}") from err
         unmount(where, lazily=True)
-        return _usable(where)
+        return _prepare_point(where)
     if found is not None and found.kind == KIND:
         raise MountError(f"{found.source} is mounted at {where} already: `prefeed umount {where}` takes it away")
     if names:
@@ -179,7 +179,7 @@ def _usable(point: str | os.PathLike[str]) -> str:
     return where
 
 
-def _target(name: str, target: str) -> str:
+def _check_link(name: str, target: str) -> str:
     if not name or "/" in name or name in (".", ".."):
         raise MountError(
             f"{name!r} is no name of a directory below the mount: write NAME=DIR, with a NAME without slashes"
@@ -190,7 +190,7 @@ def _target(name: str, target: str) -> str:
     return where
 
 
-def _copies(url: str, config: Config) -> tuple[str, ...]:
+def _find_local_directories(url: str, config: Config) -> tuple[str, ...]:
     """Return where large objects may lie as files of this machine: in copies, and at the origin itself."""
     staged = [
         f"{copy.directory}/{DATA}"

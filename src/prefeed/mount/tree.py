@@ -29,8 +29,8 @@ _NAME_BYTES: Final = 255
 _SLASH: Final = ord("/")
 _ODD: Final = re.compile(rb"//|/\.\.?/|\0")
 _EDGES: Final = np.frombuffer(b"/.", np.uint8)
-_FIRST_LOOK: Final = 16
-_KEPT: Final = 256
+_FIRST_RUN: Final = 16
+_MAX_CACHED: Final = 256
 
 
 class Directory(NamedTuple):
@@ -57,7 +57,7 @@ class File(NamedTuple):
 Node = Directory | Link | File
 
 
-class Named(NamedTuple):
+class ListingEntry(NamedTuple):
     """A line of a listing; ``next_offset`` is where the one after it begins."""
 
     node: int
@@ -106,7 +106,7 @@ class Tree:
         if len(self.links) > FIRST_FILE - _FIRST_LINK:
             raise ValueError(f"{len(self.links)} links, and at most {FIRST_FILE - _FIRST_LINK} are possible")
         for link in self.links:
-            if self._listed(self._root, link.name):
+            if self._look_up_path(self._root, link.name):
                 raise ValueError(f"{manifest.url} has {link.name.decode(*ENCODING)!r} already")
 
     def node(self, number: int) -> Node | None:
@@ -132,7 +132,7 @@ class Tree:
             for index, link in enumerate(self.links):
                 if link.name == name:
                     return _FIRST_LINK + index
-        return self._listed(directory, name)
+        return self._look_up_path(directory, name)
 
     def children(self, number: int) -> Children:
         """Return what a directory holds. Complexity: O(directories log n), and a look at each byte of the files' names."""
@@ -140,13 +140,13 @@ class Tree:
         if found is None:
             directory = self.node(number)
             assert isinstance(directory, Directory)
-            found = self._found_below(directory)
-            if len(self._children) >= _KEPT:
+            found = self._scan_children(directory)
+            if len(self._children) >= _MAX_CACHED:
                 self._children.clear()
             self._children[number] = found
         return found
 
-    def listing(self, number: int, offset: int) -> Iterator[Named]:
+    def list_entries(self, number: int, offset: int) -> Iterator[ListingEntry]:
         """Yield what a directory holds from this offset on, 0 for the beginning; files last."""
         directory = self.node(number)
         assert isinstance(directory, Directory)
@@ -157,10 +157,10 @@ class Tree:
             *((node, name) for name, node in found.directories),
         ]  # fmt: skip
         for index in range(offset, len(before)):
-            yield Named(*before[index], index + 1)
+            yield ListingEntry(*before[index], index + 1)
         yield from self._files(directory, found, before_files=len(before), start=max(0, offset - len(before)))
 
-    def _files(self, directory: Directory, found: Children, *, before_files: int, start: int) -> Iterator[Named]:
+    def _files(self, directory: Directory, found: Children, *, before_files: int, start: int) -> Iterator[ListingEntry]:
         run = bisect_right(found.ends, start)
         if run == len(found.runs):
             return
@@ -171,10 +171,10 @@ class Tree:
         skip = len(directory.prefix)
         for place, object_id in enumerate(ids, before_files + start + 1):
             name = bytes(paths[offsets[object_id] + skip : offsets[object_id + 1]])
-            if _is_possible(name) and name not in hidden:
-                yield Named(FIRST_FILE + object_id, name, place)
+            if _is_valid_name(name) and name not in hidden:
+                yield ListingEntry(FIRST_FILE + object_id, name, place)
 
-    def _listed(self, directory: Directory, name: bytes) -> int:
+    def _look_up_path(self, directory: Directory, name: bytes) -> int:
         path = directory.prefix + name
         first = self._lower_bound(path, directory.objects)
         is_file = first < directory.objects.stop and self._path(first) == path
@@ -200,15 +200,15 @@ class Tree:
             return None
         prefix = b"/".join(names[:depth])
         found = Directory(prefix + b"/", self.manifest.paths_below(prefix.decode(*ENCODING)), depth)
-        if len(self._directories) >= _KEPT:
+        if len(self._directories) >= _MAX_CACHED:
             self._directories.clear()
         self._directories[number] = found
         return found
 
-    def _found_below(self, directory: Directory) -> Children:
+    def _scan_children(self, directory: Directory) -> Children:
         directories: list[tuple[bytes, int]] = []
         runs: list[range] = []
-        at, stop, look = directory.objects.start, directory.objects.stop, _FIRST_LOOK
+        at, stop, look = directory.objects.start, directory.objects.stop, _FIRST_RUN
         depth = directory.depth + 1
         while at < stop:
             run = range(at, min(at + look, stop))
@@ -216,17 +216,17 @@ class Tree:
             if within > at:
                 start = runs.pop().start if runs and runs[-1].stop == at else at
                 runs.append(range(start, within))
-                at, look = within, look * 2 if within == run.stop else _FIRST_LOOK
+                at, look = within, look * 2 if within == run.stop else _FIRST_RUN
                 continue
             name = self.manifest.path_bytes(at)[len(directory.prefix) :].partition(b"/")[0]
             below = self.manifest.paths_below((directory.prefix + name).decode(*ENCODING))
             if name and below.stop > at:
-                if _is_possible(name):
+                if _is_valid_name(name):
                     directories.append((name, (depth << _DEPTH_BIT) + FIRST_FILE + at))
                 at = below.stop
             else:
                 at += 1  # a path with two slashes in a row
-            look = _FIRST_LOOK
+            look = _FIRST_RUN
         return Children(
             directories=tuple(directories), runs=tuple(runs), ends=tuple(accumulate(len(run) for run in runs))
         )
@@ -242,7 +242,7 @@ class Tree:
         return run.start + int(within[0]) if len(within) else run.stop
 
 
-def not_shown(manifest: Manifest) -> LeftOut:
+def find_hidden(manifest: Manifest) -> LeftOut:
     """Return the objects of a store or web server that ``Tree`` does not show, by their names.
 
     Complexity: a few passes over the bytes of all paths; only paths that may be such are looked at one by one.
@@ -250,16 +250,16 @@ def not_shown(manifest: Manifest) -> LeftOut:
     left_out = LeftOut()
     if manifest.url.startswith("/"):
         return left_out
-    for index in sorted(_suspects(manifest)):
+    for index in sorted(_find_candidates(manifest)):
         path = manifest.path_bytes(index)
-        if not all(map(_is_possible, path.split(b"/"))):
+        if not all(map(_is_valid_name, path.split(b"/"))):
             left_out.add(path.decode(*ENCODING), "no file can have such a name")
         elif manifest.paths_below(path.decode(*ENCODING)):
             left_out.add(path.decode(*ENCODING), "is also the directory of other objects")
     return left_out
 
 
-def _suspects(manifest: Manifest) -> set[int]:
+def _find_candidates(manifest: Manifest) -> set[int]:
     """Return the ids of objects of whose paths a part may be impossible, and of those that others begin with."""
     blob = np.frombuffer(manifest.path_blob, np.uint8)
     begins, ends = manifest.offsets[:-1].astype(np.int64), manifest.offsets[1:].astype(np.int64)
@@ -277,5 +277,5 @@ def _suspects(manifest: Manifest) -> set[int]:
     )
 
 
-def _is_possible(name: bytes) -> bool:
+def _is_valid_name(name: bytes) -> bool:
     return 0 < len(name) <= _NAME_BYTES and name not in (b".", b"..") and b"\0" not in name

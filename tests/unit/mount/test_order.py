@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from prefeed.mount.order import Next, Orders
+from prefeed.mount.order import OrderPredictor, Prediction
 
 NUM = 2000
 
 
-def told(orders: Orders, group: int, ids: list[int]) -> list[Next]:
+def told(orders: OrderPredictor, group: int, ids: list[int]) -> list[Prediction]:
     """Return all that was told while a group read these objects."""
-    return [following for object_id in ids if (following := orders.read(group, object_id)) is not None]
+    return [following for object_id in ids if (following := orders.record_read(group, object_id)) is not None]
 
 
 def shuffled(seed: int) -> list[int]:
@@ -20,17 +20,17 @@ def shuffled(seed: int) -> list[int]:
     return ids
 
 
-def order_from(order: list[int], following: Next) -> list[int]:
+def order_from(order: list[int], following: Prediction) -> list[int]:
     start = order.index(following.ids[0])
     return order[start : start + len(following.ids)]
 
 
-def all_ids(found: list[Next]) -> list[int]:
+def all_ids(found: list[Prediction]) -> list[int]:
     return [object_id for following in found for object_id in following.ids]
 
 
 def test_the_order_of_names_is_followed_to_its_end() -> None:
-    found = told(Orders(NUM), 1, list(range(NUM)))
+    found = told(OrderPredictor(NUM), 1, list(range(NUM)))
     assert [following.is_new for following in found] == [True] + [False] * (len(found) - 1)
     ids = all_ids(found)
     assert ids == list(range(ids[0], NUM))
@@ -39,11 +39,11 @@ def test_the_order_of_names_is_followed_to_its_end() -> None:
 
 
 def test_a_first_pass_in_random_order_tells_nothing() -> None:
-    assert told(Orders(NUM), 1, shuffled(1)) == []
+    assert told(OrderPredictor(NUM), 1, shuffled(1)) == []
 
 
 def test_a_second_pass_in_the_same_order_is_known_after_a_few_files() -> None:
-    orders, order = Orders(NUM), shuffled(1)
+    orders, order = OrderPredictor(NUM), shuffled(1)
     told(orders, 1, order)
     ids = all_ids(told(orders, 1, order))
     assert ids == order[order.index(ids[0]) :]
@@ -51,7 +51,7 @@ def test_a_second_pass_in_the_same_order_is_known_after_a_few_files() -> None:
 
 
 def test_another_group_follows_what_one_has_read() -> None:
-    orders, order = Orders(NUM), shuffled(1)
+    orders, order = OrderPredictor(NUM), shuffled(1)
     told(orders, 1, order)
     told(orders, 1, order[:1])  # its second pass begins: the first one is an order now
     ids = all_ids(told(orders, 2, order))
@@ -60,13 +60,13 @@ def test_another_group_follows_what_one_has_read() -> None:
 
 
 def test_a_new_order_in_each_pass_tells_nothing() -> None:
-    orders = Orders(NUM)
+    orders = OrderPredictor(NUM)
     for seed in range(5):
         assert told(orders, 1, shuffled(seed)) == []
 
 
 def test_workers_that_take_turns_are_followed() -> None:
-    orders, order = Orders(NUM), list(range(NUM))
+    orders, order = OrderPredictor(NUM), list(range(NUM))
     mixed = [
         object_id for at in range(0, NUM, 32) for object_id in sorted(order[at : at + 32], key=lambda n: (n % 4, n))
     ]
@@ -75,14 +75,14 @@ def test_workers_that_take_turns_are_followed() -> None:
 
 
 def test_a_jump_begins_a_new_order_of_what_follows_it() -> None:
-    orders = Orders(NUM)
+    orders = OrderPredictor(NUM)
     found = told(orders, 1, list(range(100)) + list(range(1500, 1600)))
     assert [following.is_new for following in found if following.is_new] == [True, True]
     assert all_ids(found)[-1] > 1600
 
 
 def test_a_group_that_leaves_the_order_that_it_follows_is_found_in_another_one() -> None:
-    orders, order = Orders(NUM), shuffled(1)
+    orders, order = OrderPredictor(NUM), shuffled(1)
     told(orders, 1, order)
     told(orders, 1, order[:1])
     told(orders, 2, list(range(1000)))
@@ -93,24 +93,24 @@ def test_a_group_that_leaves_the_order_that_it_follows_is_found_in_another_one()
 
 
 def test_files_that_are_read_in_several_goes_begin_no_pass() -> None:
-    orders = Orders(NUM)
+    orders = OrderPredictor(NUM)
     ids = all_ids(told(orders, 1, [n for at in range(NUM) for n in (at, max(0, at - 1), at)]))
     assert ids == list(range(ids[0], NUM))
 
 
 def test_a_report_that_did_not_arrive_is_told_again() -> None:
-    orders = Orders(NUM)
+    orders = OrderPredictor(NUM)
     first = told(orders, 1, list(range(20)))
-    orders.untold(1)
-    again = orders.read(1, 20)
+    orders.forget_sent(1)
+    again = orders.record_read(1, 20)
     assert again is not None
     assert again.is_new
     assert (first[0].is_new, again.ids[0]) == (True, 21)
 
 
 def test_groups_that_read_no_more_are_forgotten() -> None:
-    orders = Orders(NUM)
+    orders = OrderPredictor(NUM)
     for group in range(100):
-        orders.read(group, 0)
+        orders.record_read(group, 0)
     assert len(orders.groups()) == 8
     assert orders.groups()[-1] == 99

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefeed.mount.pieces import PIECE_BYTES, Follower, Pieces
+from prefeed.mount.pieces import PIECE_BYTES, PieceReader, SequentialDetector
 from prefeed.types import Buffer
 
 MIB = 1024 * 1024
@@ -40,8 +40,8 @@ def part(offset: int, size_bytes: int) -> bytes:
 
 
 @contextlib.contextmanager
-def reading(origin: Origin) -> Iterator[Pieces]:
-    pieces = Pieces(origin.fetch)
+def reading(origin: Origin) -> Iterator[PieceReader]:
+    pieces = PieceReader(origin.fetch)
     try:
         yield pieces
     finally:
@@ -49,13 +49,13 @@ def reading(origin: Origin) -> Iterator[Pieces]:
 
 
 def test_nothing_is_read_ahead_of_a_reader_that_jumps() -> None:
-    follower, places = Follower(), random.Random(0)
-    assert [follower.read(places.randrange(1 << 40), 4096) for _ in range(100)] == [range(0)] * 100
+    detector, places = SequentialDetector(), random.Random(0)
+    assert [detector.record_read(places.randrange(1 << 40), 4096) for _ in range(100)] == [range(0)] * 100
 
 
 def test_what_is_read_ahead_grows_with_what_was_read_and_has_an_end() -> None:
-    follower = Follower()
-    ahead = [follower.read(number * STEP, STEP) for number in range(400)]
+    detector = SequentialDetector()
+    ahead = [detector.record_read(number * STEP, STEP) for number in range(400)]
     assert ahead[:2] == [range(0)] * 2
     assert [len(one) for one in ahead[2:5]] == [6 * STEP, 8 * STEP, 10 * STEP]
     assert all(one.start == (number + 1) * STEP for number, one in enumerate(ahead[2:], 2))
@@ -63,9 +63,9 @@ def test_what_is_read_ahead_grows_with_what_was_read_and_has_an_end() -> None:
 
 
 def test_reads_in_nearly_their_order_are_followed() -> None:
-    follower = Follower()
+    detector = SequentialDetector()
     for number in (1, 0, 3, 2, 5, 4, 7, 6):
-        ahead = follower.read(number * STEP, STEP)
+        ahead = detector.record_read(number * STEP, STEP)
     assert ahead.start == 8 * STEP
 
 
@@ -110,4 +110,4 @@ def test_only_so_much_is_kept() -> None:
         for object_id in range(20):
             for number in range(64):
                 assert len(pieces.read(object_id, number * STEP, STEP, SIZE)) == STEP
-        assert len(pieces._held) <= 128
+        assert len(pieces._pieces) <= 128

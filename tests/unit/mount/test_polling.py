@@ -24,7 +24,7 @@ def came(polling: BusyPolling, requests: Iterable[tuple[int, float]], *, look: f
     polled = []
     for task, waited in requests:
         polled.append(polling.seconds > 0)
-        polling.came(task, waited, min(look, waited))
+        polling.record_request(task, waited, min(look, waited))
     return polled
 
 
@@ -120,7 +120,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, device: Device) -> Daemon:
     monkeypatch.setattr(daemon_module, "time", device)
     daemon = Daemon(3, lambda _: errno.EIO, lambda *_: b"")
     buffer = bytearray(wire.REQUEST_BYTES)
-    while daemon._take(buffer):
+    while daemon._answer_next(buffer):
         pass
     return daemon
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_sources import MemorySource
-from prefeed.mount.tree import ROOT, Directory, File, Link, Tree, not_shown
+from prefeed.mount.tree import ROOT, Directory, File, Link, Tree, find_hidden
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import build_manifest
 from profiles import examples
@@ -26,7 +26,7 @@ def shown(tree: Tree, number: int = ROOT, prefix: bytes = b"") -> dict[bytes, in
     found = {}
     directory = tree.node(number)
     assert isinstance(directory, Directory)
-    for child, name, _ in tree.listing(number, 0):
+    for child, name, _ in tree.list_entries(number, 0):
         if name in (b".", b".."):
             continue
         assert tree.look_up(directory, name) == child
@@ -40,7 +40,7 @@ def shown(tree: Tree, number: int = ROOT, prefix: bytes = b"") -> dict[bytes, in
 
 
 def names(tree: Tree, number: int = ROOT, offset: int = 0) -> list[bytes]:
-    return [name for _, name, _ in tree.listing(number, offset)]
+    return [name for _, name, _ in tree.list_entries(number, offset)]
 
 
 PATHS = ["a", "a-b/c", "a0", "b/c/d", "b/c/e", "b/f", "b.x", "c", "train/0/x.jpg", "train/1/x.jpg", "\udcff\udcfe/y"]
@@ -59,9 +59,9 @@ def _bytes(path: str) -> bytes:
 
 def test_a_listing_resumes_at_each_offset(tmp_path: Path) -> None:
     tree = Tree(manifest_of(tmp_path / "m", PATHS), {b"logs": b"/tmp"})
-    lines = list(tree.listing(ROOT, 0))
+    lines = list(tree.list_entries(ROOT, 0))
     for at, line in enumerate(lines):
-        assert list(tree.listing(ROOT, line.next_offset)) == lines[at + 1 :]
+        assert list(tree.list_entries(ROOT, line.next_offset)) == lines[at + 1 :]
 
 
 def test_what_is_not_listed_is_not_found(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_names_that_no_file_system_has_are_not_shown(tmp_path: Path) -> None:
 def test_numbers_are_the_same_in_another_process(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path / "m", PATHS)
     first = Tree(manifest)
-    numbers = {number for number, _, _ in first.listing(ROOT, 0)}
+    numbers = {number for number, _, _ in first.list_entries(ROOT, 0)}
     second = Tree(Manifest.open(manifest.directory))
     assert [second.node(number) for number in numbers] == [first.node(number) for number in numbers]
 
@@ -136,7 +136,7 @@ ODD_NAMES = st.sampled_from(["a", "a-", "b", "", ".", "..", "..a", ".b", "b.", "
 @given(st.sets(st.lists(ODD_NAMES, min_size=1, max_size=4).map("/".join).filter(bool), min_size=1, max_size=30))
 def test_every_path_is_shown_or_named(tmp_path_factory: pytest.TempPathFactory, paths: set[str]) -> None:
     manifest = manifest_of(tmp_path_factory.mktemp("m"), sorted(paths))
-    left_out = not_shown(manifest)
+    left_out = find_hidden(manifest)
     assert left_out.count == len(paths) - len(shown(Tree(manifest)))
     assert left_out.count or not left_out.described()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefeed.mount.seen import SeenVersions
+from prefeed.mount.versions import FirstVersions
 
 
 @pytest.fixture
@@ -20,21 +20,21 @@ def record() -> Iterator[int]:
 
 
 def test_the_first_version_stays(record: int) -> None:
-    seen = SeenVersions(record)
-    assert [seen.first(number, number + 1) for number in (5, 0, 1 << 60)] == [6, 1, (1 << 60) + 1]
-    assert [seen.first(number, (1 << 64) - 1) for number in (5, 0, 1 << 60)] == [6, 1, (1 << 60) + 1]
+    seen = FirstVersions(record)
+    assert [seen.get_or_set(number, number + 1) for number in (5, 0, 1 << 60)] == [6, 1, (1 << 60) + 1]
+    assert [seen.get_or_set(number, (1 << 64) - 1) for number in (5, 0, 1 << 60)] == [6, 1, (1 << 60) + 1]
 
 
 def test_the_next_daemon_knows_it(record: int) -> None:
     for number in range(1000):
-        assert SeenVersions(record).first(number % 10, number) == number % 10
+        assert FirstVersions(record).get_or_set(number % 10, number) == number % 10
     assert os.fstat(record).st_size == 10 * 16
 
 
 def test_what_a_daemon_had_not_noted_when_it_was_killed_is_not_known(record: int) -> None:
-    SeenVersions(record).first(1, 2)
+    FirstVersions(record).get_or_set(1, 2)
     os.pwrite(record, b"\xff" * 15, 16)
-    seen = SeenVersions(record)
-    assert seen.first(3, 4) == 4
-    assert SeenVersions(record).first(3, 5) == 4
-    assert SeenVersions(record).first(1, 5) == 2
+    seen = FirstVersions(record)
+    assert seen.get_or_set(3, 4) == 4
+    assert FirstVersions(record).get_or_set(3, 5) == 4
+    assert FirstVersions(record).get_or_set(1, 5) == 2

@@ -10,7 +10,7 @@ from typing import Final
 _RECORD: Final = struct.Struct("<QQ")
 
 
-class SeenVersions:
+class FirstVersions:
     """Keeps them in a file that outlives this process: the next daemon of a mount must know what open files were read of.
 
     **Threads and processes.** Any thread of the one process that uses the file.
@@ -23,7 +23,7 @@ class SeenVersions:
         data = os.pread(record, os.fstat(record).st_size, 0)
         self._hashes = dict(_RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size]))
 
-    def first(self, object_id: int, version_hash: int) -> int:
+    def get_or_set(self, object_id: int, version_hash: int) -> int:
         """Return the hash of the version of an object that was seen first: this one, if none was; it is in the file then."""
         with self._lock:
             found = self._hashes.get(object_id)
