@@ -1,4 +1,4 @@
-"""Reads ahead for the programs on a mount: what a process group will probably read next is a plan on the node server."""
+"""Prefetches for the programs on a mount: predicted reads of each process group become a plan on the node server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MAX_PENDING: Final = 4096
 
 
 class MountReadAhead:
-    """Follows who reads what, and has the server fetch what comes next.
+    """Sends the predicted reads of each process group to the node server.
 
-    **Ownership.** Its maker closes it. **Threads and processes.** Any thread. **Blocking.** Only the thread that tells the
-    server waits for it, and no other one.
+    **Ownership.** The creator closes it. **Threads and processes.** Any thread. **Blocking.** One thread at a time waits for the
+    server; the others only record their reads.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class MountReadAhead:
         open_consumer: Callable[[], Consumer | None],
         group_of: Callable[[int], int] = os.getpgid,
     ) -> None:
-        """Follow reads of ``num_objects`` objects.
+        """Predict reads of ``num_objects`` objects.
 
         Args:
-            num_objects: Of the manifest.
-            open_consumer: Returns a voice on the node server; None while there is none.
-            group_of: Returns the process group of a thread; raises ``OSError`` when it is gone.
+            num_objects: Number of objects in the manifest.
+            open_consumer: Connects to the node server; returns None if there is no server.
+            group_of: Returns the process group of a thread. Raises ``OSError`` if the thread has ended.
         """
         self._orders = OrderPredictor(num_objects)
         self._open_consumer = open_consumer
@@ -46,7 +46,7 @@ class MountReadAhead:
         self._consumers: dict[int, Consumer] = {}
 
     def record_read(self, task: int, object_id: int, *, is_hit: bool) -> None:
-        """Note that a thread begins to read an object; one that has to wait for it tells the server first what follows."""
+        """Record that a thread starts to read an object. Before a read that waits, the server gets the next plan."""
         self._reads.append((task, object_id))
         if (not is_hit or len(self._reads) >= _READS_PER_UPDATE) and self._lock.acquire(blocking=False):
             try:
@@ -55,7 +55,7 @@ class MountReadAhead:
                 self._lock.release()
 
     def close(self) -> None:
-        """There are no readers any more."""
+        """Close the connections, which ends the plans."""
         with self._lock:
             for consumer in self._consumers.values():
                 consumer.close()
@@ -75,9 +75,9 @@ class MountReadAhead:
             try:
                 group = self._group_of(task)
             except OSError:
-                group = 0  # it is gone, or in another namespace
+                group = 0  # ended, or in another namespace
             if len(self._groups) >= _MAX_PENDING:
-                self._groups.clear()  # numbers are used again
+                self._groups.clear()  # thread ids are reused
             self._groups[task] = group
         return group
 
@@ -99,6 +99,6 @@ class MountReadAhead:
             consumer.advance(following.position)
 
     def _close_unused(self) -> None:
-        """End the plans of groups that are not followed any more."""
+        """Close the plans of groups that are no longer predicted."""
         for group in set(self._consumers) - set(self._orders.groups()):
             self._consumers.pop(group).close()

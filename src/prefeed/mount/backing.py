@@ -1,7 +1,7 @@
-"""Large objects that are files of this machine: the kernel reads them by itself (passthrough), or this process does.
+"""Reads large objects from files on this machine, or lets the kernel read them (passthrough).
 
-They lie in the directory that is mounted, or in a copy that ``prefeed stage`` made. A file counts only while it has the size
-and time that the listing says, and is the file that was listed: another version, and a copy of another one, is passed over.
+The files are in the mounted directory or in a copy made by ``prefeed stage``. A file is used only if its size and time are those of the
+listing and, in the mounted directory, its inode too. Other versions are ignored.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _do_nothing() -> None:
 
 
 class LocalFiles:
-    """Files that are objects of a manifest.
+    """Local files that contain objects of a manifest.
 
-    All opens of one file have to be of one kind, or the kernel refuses the later ones. So the kinds of open files are
-    remembered, and the numbers that the kernel has given to files in a record that outlives this process.
+    The kernel requires all opens of a file to be of one kind, passthrough or not. The kinds of open files are therefore remembered, and the
+    kernel's numbers of files are stored in a record that outlives this process.
 
-    **Threads and processes.** Any thread. A process that takes over is given the same record.
+    **Threads and processes.** Any thread. The next daemon gets the same record.
 
     Attributes:
         waits: Called by a thread before it reads a file.
@@ -46,14 +46,14 @@ class LocalFiles:
     def __init__(
         self, manifest: Manifest, roots: Sequence[str], *, device: int, record: int, passthrough: bool
     ) -> None:
-        """Look below these directories.
+        """Search these directories.
 
         Args:
-            manifest: What is mounted.
-            roots: Directories, the nearest first.
-            device: Of the mount.
-            record: Descriptor of a file for this class, empty at first.
-            passthrough: The kernel can read files by itself.
+            manifest: Manifest of the mount.
+            roots: Directories in the order of the search.
+            device: Descriptor of the mount's device.
+            record: Descriptor of the record, which is empty for a new mount.
+            passthrough: True if the kernel supports passthrough.
         """
         self.waits: Callable[[], None] = _do_nothing
         self._manifest = manifest
@@ -62,7 +62,7 @@ class LocalFiles:
         self._record = record
         self._supports_passthrough = passthrough
         self._lock = threading.Lock()
-        self._numbers: dict[int, int] = {}  # object id: what the kernel calls the file
+        self._numbers: dict[int, int] = {}  # object id: number of the file in the kernel
         self._slots: dict[int, int] = {}
         self._passed: Counter[int] = Counter()
         self._cached: Counter[int] = Counter()
@@ -70,7 +70,7 @@ class LocalFiles:
         self._taken_over = frozenset(self._load_record())
 
     def record_open(self, object_id: int) -> int:
-        """Note that an object is opened; return the number by which the kernel reads it by itself, 0: it asks for each part."""
+        """Record an open. Return the number of the file for passthrough; 0 if the kernel should send its reads."""
         with self._lock:
             number = self._numbers.get(object_id, 0)
             if not number and self._supports_passthrough and not self._cached[object_id]:
@@ -79,7 +79,7 @@ class LocalFiles:
             return number
 
     def record_release(self, object_id: int, *, is_passed: bool) -> None:
-        """Note that an open object was closed."""
+        """Record that an open object was closed."""
         with self._lock:
             counts = self._passed if is_passed else self._cached
             counts[object_id] -= 1
@@ -92,7 +92,7 @@ class LocalFiles:
                     unregister_backing(self._device, number)
 
     def read(self, object_id: int, offset: int, size_bytes: int) -> bytes | None:
-        """Return a part of an object, shorter at its end; None: no file here is this object."""
+        """Read a part of an object from a local file. Return None if no file contains this object."""
         if not self._roots:
             return None
         self.waits()
@@ -106,7 +106,7 @@ class LocalFiles:
                 if len(self._files) > _OPEN_FILES:
                     os.close(self._files.popitem(last=False)[1])
             self._files.move_to_end(object_id)
-            file = os.dup(file)  # another thread may close it meanwhile
+            file = os.dup(file)  # another thread may close the original
         try:
             data = os.pread(file, size_bytes, offset)
             return data if self._is_listed(object_id, os.fstat(file)) else None
@@ -114,7 +114,7 @@ class LocalFiles:
             os.close(file)
 
     def close(self) -> None:
-        """Close what this process has open."""
+        """Close the files of this process."""
         with self._lock:
             while self._files:
                 os.close(self._files.popitem()[1])
@@ -156,12 +156,12 @@ class LocalFiles:
         return root.rstrip("/") != self._manifest.url.rstrip("/")
 
     def _has_listed_inode(self, object_id: int, status: os.stat_result) -> bool:
-        """Return False for a file that was put in the place of the one that was listed, with its size and time."""
+        """Return whether a file is the listed one. False if it was replaced by one of equal size and time."""
         inode = 0 if self._manifest.stamps is None else int(self._manifest.stamps[1][object_id])
         return not inode or inode == status.st_ino
 
     def _is_listed(self, object_id: int, status: os.stat_result) -> bool:
-        """Return whether a file is the version that was listed; a copy of an object keeps a hash of its version in its time."""
+        """Return whether a file has the listed version, which copies of objects store as a hash in the time."""
         manifest = self._manifest
         if not stat.S_ISREG(status.st_mode) or status.st_size != int(manifest.sizes[object_id]):
             return False

@@ -1,4 +1,7 @@
-"""The process that answers for a mount: threads that take turns, so that an object from far away delays no other reader."""
+"""Answers the requests of a mount with threads, so that a slow object delays no other reader.
+
+``serve`` builds the parts of a daemon and runs it. ``Daemon`` takes requests from the device and passes them to ``service.Service``.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ _log = logging.getLogger("prefeed")
 
 _MAX_THREADS: Final = 64
 _WITHDRAWN: Final = frozenset({errno.ENOENT, errno.EINTR})
-"""The request was taken back."""
+"""The kernel withdrew the request."""
 
 
 class Daemon:
-    """Threads that answer the kernel.
+    """Threads that answer requests of the kernel.
 
-    One of them has the turn: it takes a request, answers it, and takes the next one. When it has to wait for bytes it gives the turn
-    away. So what the tier holds is answered by one thread, without a change of threads in between. Before it sleeps it polls the
-    device for a moment, while that pays (``BusyPolling``).
+    One thread has the turn: it takes a request, answers it, and takes the next one. Before it waits for data, it passes the turn to another
+    thread. Requests that the tier can answer thus need no thread switch. Before the thread sleeps, it polls the device for a
+    moment if that pays (``BusyPolling``).
 
-    **Ownership.** ``run`` starts them and returns when all have ended, because the mount is gone. **Blocking.** Without
-    requests all threads sleep.
+    **Ownership.** ``run`` starts the threads and returns when they have ended after an unmount. **Blocking.** All threads
+    sleep while there are no requests.
     """
 
     def __init__(
@@ -49,36 +52,36 @@ class Daemon:
         answer: Callable[[Request], Buffer | int],
         answer_at_once: Callable[[int, int, int, bytearray], Buffer | None] = lambda *_: None,
     ) -> None:
-        """Answer what comes from a device, in any thread.
+        """Answer the requests of a device.
 
         Args:
-            device: Of the mount; nobody else may read from it, because it does not block while it is polled.
-            answer: Returns the body of an answer, or an errno.
-            answer_at_once: Is asked first, with operation, node and task of a request, and all of it; returns the body of an answer, or
-                None. It never waits.
+            device: Descriptor of the device. It is non-blocking during polling, so no other process may read it.
+            answer: Returns the body of the answer, or an errno. Called in any thread.
+            answer_at_once: Called first with operation, node, task and bytes of a request. Returns the body of the answer, or None to
+                leave it to ``answer``. Never waits.
         """
         self._device = device
         self._answer = answer
         self._answer_at_once = answer_at_once
         self._turn = threading.Semaphore(1)
         self._lock = threading.Lock()
-        self._num_waiting = 0  # for the turn
+        self._num_waiting = 0  # threads that wait for the turn
         self._is_over = False
         self._threads: list[threading.Thread] = []
         self._own = threading.local()
-        self._polling = BusyPolling()  # of the thread that has the turn, as the device is
-        self._set_blocks(True)  # a daemon before this one may have been killed while it polled
+        self._polling = BusyPolling()  # used by the thread that has the turn, like the device
+        self._set_blocks(True)  # a daemon may have been killed while it polled
 
     def run(self) -> None:
-        """Answer until the mount is gone: it blocks so long."""
+        """Answer requests until the unmount."""
         self._start()
         ended = 0
-        while ended < len(self._threads):  # the ended ones may have started others
+        while ended < len(self._threads):  # an ended thread may have started others
             self._threads[ended].join()
             ended += 1
 
     def release_turn(self) -> None:
-        """This thread is about to wait: another one takes the next requests, unless all wait already."""
+        """Pass the turn to another thread before waiting. Keep it if all threads wait."""
         if not getattr(self._own, "has_turn", False):
             return
         with self._lock:
@@ -113,7 +116,7 @@ class Daemon:
                 self._num_waiting += 1
 
     def _answer_next(self, buffer: bytearray) -> bool:
-        """Answer the next request; return False when the mount is gone."""
+        """Answer the next request. Return False after an unmount."""
         polling = self._polling
         if self._blocks == (polling.seconds > 0.0):
             self._set_blocks(not self._blocks)
@@ -145,7 +148,7 @@ class Daemon:
         try:
             data = self._answer_at_once(operation, node, task, buffer)
             return self._answer(wire.parse_request(memoryview(buffer)[:size_bytes])) if data is None else data
-        except Exception:  # noqa: BLE001 - the reader gets an error, and the others continue
+        except Exception:  # noqa: BLE001 - only this reader gets an error
             _log.exception("prefeed: request %d failed", operation)
             return errno.EIO
 
@@ -157,16 +160,16 @@ class Daemon:
         try:
             os.writev(self._device, parts)
         except OSError as err:
-            if err.errno not in (errno.ENOENT, errno.ENODEV, errno.EINVAL):  # interrupted, or the mount is gone
+            if err.errno not in (errno.ENOENT, errno.ENODEV, errno.EINVAL):  # interrupted or unmounted
                 raise
 
 
 class Records(NamedTuple):
-    """Descriptors of files in memory that outlive a daemon, for the next one.
+    """Descriptors of files in memory that outlive a daemon and are passed to the next one.
 
     Attributes:
-        files: Files that the kernel reads by itself (``LocalFiles``).
-        versions: Versions of objects that were not listed (``FirstVersions``).
+        files: Record of ``LocalFiles``.
+        versions: Record of ``FirstVersions``.
     """
 
     files: int
@@ -174,22 +177,22 @@ class Records(NamedTuple):
 
     @classmethod
     def create(cls) -> Records:
-        """Return those of a new mount."""
+        """Create the empty records of a new mount."""
         return cls(os.memfd_create("prefeed-mount-files"), os.memfd_create("prefeed-mount-versions"))
 
 
 def serve(
     request: MountRequest, config: Config, device: int, records: Records, features: Feature, ready: Callable[[], None]
 ) -> None:
-    """Answer for a mount until it is gone; ``ready`` is called as soon as requests are taken.
+    """Answer the requests of a mount until it is unmounted.
 
     Args:
-        request: What is mounted.
+        request: Parameters of the mount.
         config: Settings.
-        device: Of the mount.
-        records: What daemons before this one have noted.
-        features: What was agreed on with the kernel.
-        ready: See above.
+        device: Descriptor of the device.
+        records: Records of earlier daemons.
+        features: Features agreed on with the kernel.
+        ready: Called when requests are being answered.
     """
     manifest = Manifest.open(Path(request.manifest))
     links = {os.fsencode(name): os.fsencode(target) for name, target in request.links.items()}
@@ -203,7 +206,7 @@ def serve(
         listed_ns=os.stat(manifest.directory / COLUMNS).st_mtime_ns,
     )  # fmt: skip
     if Feature.RESEND in features:
-        os.write(own, wire.resend())  # what a process before this one has read, and not answered
+        os.write(own, wire.resend())  # requests that a killed daemon had read but not answered
     daemon = Daemon(own, service.answer, service.answer_at_once)
     objects.waits = files.waits = daemon.release_turn
     ready()

@@ -1,9 +1,9 @@
-"""``python -m prefeed.mount.holder``: mounts, keeps the device, and starts the daemon again when it dies.
+"""Mounts, keeps the device open, and restarts the daemon after a crash (``python -m prefeed.mount.holder``).
 
-While there is no daemon, requests wait in the kernel; the next one answers them, also those that the one before had read. So a
-reader notices a pause and nothing else. A daemon that dies again and again is given up: then nothing is mounted any more.
+While no daemon runs, requests wait in the kernel. The next daemon also answers those that the last one had read, so readers only notice a
+pause. After several crashes within a minute, the holder unmounts.
 
-Reads a ``MountRequest`` as JSON from its standard input, and writes one line: empty when it is mounted, else why not.
+Reads a ``MountRequest`` as JSON from standard input, and writes one line: empty after mounting, otherwise the error.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 _MAX_DEATHS: Final = 5
 _WITHIN_SECONDS: Final = 60.0
 _GRACE_SECONDS: Final = 10
-"""For readers that still have files open when the holder is messages to end."""
+"""Time for readers to close their files after the holder received an end signal."""
 
 _log = logging.getLogger("prefeed")
 
 
 class Holder:
-    """One mount and its daemon, in this process and a child of it.
+    """A mount and its daemon, in this process and a child.
 
-    **Ownership.** ``run`` makes the mount and takes it away. **Threads and processes.** One thread; signals that end a
-    process unmount, lazily.
+    **Ownership.** ``run`` mounts and unmounts. **Threads and processes.** One thread. Signals that end a process detach the
+    mount.
     """
 
     def __init__(self, request: MountRequest, config: Config, report: Callable[[str], None]) -> None:
-        """Mount as requested; ``report`` is called once: with ``""`` when it is mounted, else with why not."""
+        """Prepare a mount. ``report`` is called once, with ``""`` after mounting or with the error."""
         self._request = request
         self._config = config
         self._report = report
@@ -60,9 +60,10 @@ class Holder:
         self._deaths: list[float] = []
 
     def run(self) -> int:
-        """Return the exit status once nothing is mounted any more."""
+        """Mount and keep the mount until it is unmounted. Return the exit status."""
         place = os.open(self._request.point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try_flock(place)  # below the mount: a process may wait for the end of this one
+        # Lock the directory below the mount, so that another process can wait for the end of this one.
+        try_flock(place)
         self._mount()
         try:
             features = self._negotiate()
@@ -108,7 +109,7 @@ class Holder:
             os.close(self._device)
 
     def _negotiate(self) -> Feature:
-        """Answer the kernel's first request: what is agreed on holds for every daemon."""
+        """Answer the kernel's first request and return the features agreed on, which all daemons use."""
         data = memoryview(os.read(self._device, wire.REQUEST_BYTES))
         request = wire.parse_request(data)
         answer, features = wire.greeting_answer(
@@ -120,7 +121,7 @@ class Holder:
         return features
 
     def _run_daemon(self, records: Records, features: Feature) -> int:
-        """Return the status with which a daemon has ended: 0 when the mount is gone."""
+        """Run a daemon until it ends. Return its exit status, 0 after an unmount."""
         life, ours = os.pipe()
         messages, sender = os.pipe()
         self._daemon = os.fork()
@@ -135,7 +136,7 @@ class Holder:
             if not self._has_reported:
                 self._has_reported = True
                 self._report("" if words == "ready" else words or "the daemon has ended at once; see the log")
-                if words != "ready":  # one that cannot begin is not started again
+                if words != "ready":  # do not restart a daemon that failed at its start
                     self._deaths += [time.monotonic()] * _MAX_DEATHS
             _, status = os.waitpid(self._daemon, 0)
             return os.waitstatus_to_exitcode(status)
@@ -145,7 +146,7 @@ class Holder:
             os.close(ours)
 
     def _serve_as_daemon(self, records: Records, features: Feature, life: int, sender: int) -> None:
-        """Be the daemon; never returns."""
+        """Run the daemon in a forked child. Never returns."""
         status = 1
         try:
             for number in (*END_SIGNALS, signal.SIGALRM):
@@ -164,14 +165,14 @@ class Holder:
         except (PrefeedError, OSError, ValueError) as err:
             _log.error("prefeed: %s", err)
             os.write(sender, str(err).encode("utf-8", "replace"))
-        except BaseException:  # noqa: BLE001 - nothing of the holder's may run here
+        except BaseException:  # noqa: BLE001 - the child must not run the holder's code
             _log.exception("prefeed: the daemon of %s fails", self._request.point)
         finally:
             logging.shutdown()
             os._exit(status)
 
     def _watch_holder(self, life: int) -> None:
-        """Once the holder is gone, open files are answered for to their end, and no path leads to the mount any more."""
+        """Detach the mount when the holder ends. Open files stay readable until they are closed."""
         os.read(life, 1)
         self._detach()
 
@@ -188,7 +189,7 @@ class Holder:
         signal.alarm(_GRACE_SECONDS)
 
     def _end_daemon(self, number: int, frame: FrameType | None) -> None:
-        if self._daemon and self._is_ending:  # else a scheduler has sent it
+        if self._daemon and self._is_ending:  # otherwise a scheduler has sent the signal
             os.kill(self._daemon, signal.SIGKILL)
 
 
@@ -200,7 +201,7 @@ def _read_all(descriptor: int) -> str:
 
 
 def main() -> int:
-    """Entry point of the process: settings come from the environment."""
+    """Run the holder process. Settings come from the environment."""
     os.umask(0o077)
     config = resolve()
     logging.basicConfig(format="%(message)s")
@@ -209,7 +210,7 @@ def main() -> int:
 
     def report(words: str) -> None:
         os.write(1, f"{words}\n".encode("utf-8", "replace"))
-        os.dup2(2, 1)  # a reader of its output gets the end of it
+        os.dup2(2, 1)  # closes the pipe, so that its reader sees the end
 
     try:
         with ignore_job_signals():

@@ -1,12 +1,12 @@
-"""Large objects of stores: in blocks, which the node server fetches once for all readers, mounts and ``prefeed.open``.
+"""Reads large objects of stores in blocks, which the node server fetches once for all mounts and ``prefeed.open``.
 
 ::
 
     part ─→ this reader's open object ─→ tier ─hit→ bytes
                                           │ miss
                        ┌──────────────────┴───────────────────┐
-              a block, and what follows               a few bytes of it, from the origin
-              in the reader's order                            │ the reader jumps again and again
+              a block, and the next ones              a few bytes of it, from the origin
+              in the reader's order                            │ after many jumps
                                                                ↓
                                                       all blocks, in order
 """
@@ -36,36 +36,36 @@ _log = logging.getLogger("prefeed")
 
 _MAX_OBJECTS: Final = 256
 _MAX_READERS: Final = 64
-"""Of one object."""
+"""Maximum number of readers per object."""
 
 _BLOCKS_PER_JUMP: Final = 32
 _MIN_JUMPS: Final = 64
 
 
 def should_fetch_all(num_jumps: int, num_blocks: int) -> bool:
-    """Return whether so many requests were made for a few bytes of an object that all of it is worth fetching. Pure.
+    """Return whether a reader has jumped so often that fetching the whole object pays. Pure.
 
-    One such request takes as long as ten to eighty blocks that are fetched beside each other (ADR 38). So a reader that jumps waits
-    little longer than if all had been fetched from the beginning, and one that makes fewer jumps costs what it reads.
+    A jump takes as long as ten to eighty blocks that are fetched concurrently (ADR 38). With this limit a reader that jumps often waits little
+    longer than if the object had been fetched at the beginning, and one that jumps rarely costs only the bytes that it reads.
     """
     return num_jumps >= max(_MIN_JUMPS, num_blocks // _BLOCKS_PER_JUMP)
 
 
 def fits_in_tiers(counts: Statistics, size_bytes: int) -> bool:
-    """Return whether the tiers have room for so much, and nothing of what they hold has to go. Pure."""
+    """Return whether the tiers have space for so many bytes without evicting. Pure."""
     memory = counts.budget_bytes - counts.resident_bytes - counts.transient_bytes
     disk = counts.disk.budget_bytes - counts.disk.bytes
     return max(memory, 0) + max(disk, 0) >= size_bytes
 
 
 class _LargeObject:
-    """One object: what its readers share.
+    """State of an object that its readers share.
 
     Attributes:
-        opened: The object, in the version that was listed.
-        readers: Threads that read it, the last ones last.
-        num_jumps: Requests for a few bytes.
-        is_fetching: All of it is being fetched.
+        opened: The object in the listed version.
+        readers: Readers by thread. If there are too many, the first one is closed.
+        num_jumps: Number of jumps.
+        is_fetching: True while the whole object is being fetched.
     """
 
     def __init__(self, opened: BlockObject) -> None:
@@ -76,12 +76,12 @@ class _LargeObject:
 
 
 class LargeObjects:
-    """Reads large objects of one manifest in blocks.
+    """Reads large objects of a manifest in blocks.
 
-    Each thread of a program is a reader of its own, but for those that read the same place: what is read ahead follows its order.
+    Each thread of a program has a reader, and threads that read the same place share one. Read-ahead follows the order of a reader.
 
-    **Ownership.** Its maker closes it. **Threads and processes.** Any thread; made in the process that uses it.
-    **Blocking.** ``waits`` is called before anything waits: in ``read``, after the reader's place was noted.
+    **Ownership.** The creator closes it. **Threads and processes.** Any thread of the process that created it.
+    **Blocking.** ``waits`` is called before each wait; in ``read``, after the reader's position was recorded.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class LargeObjects:
         version_of: Callable[[int, str], int],
         whole_bytes: int = 0,
     ) -> None:
-        """Read objects of a manifest.
+        """Read the objects of a manifest.
 
         Args:
-            url: Its root; it may hold credentials.
-            manifest: What is mounted.
-            blocks: Where blocks come from.
+            url: Root of the manifest, which may include credentials.
+            manifest: Manifest of the mount.
+            blocks: Source of blocks.
             waits: Called by a thread before it waits.
-            version_of: Returns the hash of the version that an object must have, given the one that it has; 0: any.
-            whole_bytes: Of objects up to this size all blocks are fetched with the first part that is read.
+            version_of: Receives object id and current version. Returns the hash of the required version; 0 for any.
+            whole_bytes: Objects up to this size are fetched completely at the first read.
         """
         self._url = url
         self._version_of = version_of
@@ -116,14 +116,14 @@ class LargeObjects:
         self._num_opens: Counter[int] = Counter()
 
     def record_open(self, object_id: int) -> None:
-        """Note that a program has opened an object."""
+        """Record that a program opened an object."""
         with self._lock:
             self._num_opens[object_id] += 1
 
     def record_release(self, object_id: int) -> None:
-        """Note that a program has closed an object; nothing is read ahead when it was the last one."""
+        """Record that a program closed an object. After the last close, its read-ahead stops."""
         with self._lock:
-            self._num_opens[object_id] -= 1  # below 0: it was opened from a daemon before this one
+            self._num_opens[object_id] -= 1  # below 0 if an earlier daemon opened it
             if self._num_opens[object_id] > 0:
                 return
             del self._num_opens[object_id]
@@ -133,17 +133,17 @@ class LargeObjects:
             reader.rest()
 
     def read(self, object_id: int, offset: int, size_bytes: int, *, task: int) -> Buffer | None:
-        """Return a part of an object, which must exist; None: there are no blocks of it, because it has no version, or there is no server.
+        """Read a part of an object. Return None if it cannot be read in blocks: it has no version, or there is no server.
 
         Args:
             object_id: The object.
             offset: First byte.
-            size_bytes: Number of bytes.
-            task: The thread that reads.
+            size_bytes: Number of bytes, which must exist.
+            task: Id of the reading thread.
 
         Raises:
-            ObjectChangedError: The origin has another version by now.
-            SourceError: The origin's own error.
+            ObjectChangedError: The origin now has another version.
+            SourceError: The origin's error.
         """
         large = self._objects.get(object_id)
         if large is None:
@@ -159,17 +159,17 @@ class LargeObjects:
             try:
                 return reader.read_range(offset, size_bytes)
             except ValueError:
-                if not reader.closed:  # another thread has ended this reader
+                if not reader.closed:  # another thread closed this reader
                     raise
 
     def close(self) -> None:
-        """End all readers."""
+        """Close all readers."""
         while self._objects:
             self._end(self._objects.popitem()[1])
         self._blocks.close()
 
     def _open(self, object_id: int) -> _LargeObject:
-        """Return an object in the version that was listed."""
+        """Open an object and check that it has the listed version."""
         manifest = self._manifest
         info = self._blocks.settled_info(self._url, manifest.path(object_id))
         listed = manifest.listed(object_id)
@@ -194,7 +194,7 @@ class LargeObjects:
             large.readers.popitem()[1].close()
 
     def _find_reader(self, large: _LargeObject, task: int, offset: int) -> BlockFile:
-        """Return the reader that a read continues, whichever thread makes it: readers side by side share what the kernel has read."""
+        """Return the reader that this read continues, even one of another thread, or a new one."""
         ended = None
         with self._lock:
             for other in large.readers.values():
@@ -221,9 +221,9 @@ class LargeObjects:
     # ------------------------------------------------------------ readers that jump
 
     def _read_jump(self, large: _LargeObject, offset: int, size_bytes: int) -> Buffer:
-        """Return a few bytes of a block: the block's if it comes for a reader in order, else these alone, from the origin.
+        """Read a few bytes of a block: from the block if another reader will soon read it, otherwise from the origin.
 
-        While all of the object is being fetched they come alone as well: a block would wait for those that were asked for before.
+        While the whole object is being fetched, the bytes also come from the origin, because the block would wait for earlier ones.
         """
         opened = large.opened
         index, start = divmod(offset, opened.block_bytes)
@@ -233,12 +233,12 @@ class LargeObjects:
             return memoryview(self._blocks.read_block(opened, index, 0))[start : start + size_bytes]
         large.num_jumps += not large.is_fetching
         if should_fetch_all(large.num_jumps, opened.num_blocks):
-            large.num_jumps = -opened.num_blocks  # should it leave the tiers, it has to be worth it again
+            large.num_jumps = -opened.num_blocks  # must be worth it again after an eviction
             threading.Thread(target=self._fetch_whole, args=(large,), name="prefeed-fetch-whole", daemon=True).start()
         return self._blocks.read_part(opened, offset, size_bytes)
 
     def _fetch_whole(self, large: _LargeObject) -> None:
-        """Have the server fetch all blocks of an object, if there is room for them."""
+        """Let the server fetch all blocks of an object if they fit into the tiers."""
         opened = large.opened
         with suppress(PrefeedError, OSError), NodeClient.connect(self._blocks.config, autostart=False) as node:
             dataset = self._blocks.dataset(opened)

@@ -1,15 +1,15 @@
-"""Bytes of the objects of one manifest, for many threads at once: parts of an object are always of the version that was listed.
+"""Reads the objects of a manifest for many threads. All parts of an object have the listed version.
 
 part of an object ─→ tier ─hit→ bytes
                        │ miss
                        ↓
-        up to 16 MiB: node server ─→ the whole object, which it keeps for all
-                       │ no server, no room
+        up to 16 MiB: node server ─→ the whole object, which it caches
+                       │ no server, no space
                        ↓
-                     origin: the whole object, or of a larger one this part
+                     origin: the whole object, or only this part of a larger one
 
-Larger objects come in blocks (``large``); from the origin alone while there is no server, or where they have no version. So do
-parts of objects whose versions were not listed, of any size: what the tier has under their names may be of any version.
+Larger objects are read in blocks (``large``), or from the origin if there is no server or no version. Parts of unversioned objects of any size
+are read in the same way, because the tier may hold any version of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from prefeed.types import Buffer, FetchedObject
 _log = logging.getLogger("prefeed")
 
 WHOLE_BYTES: Final = 16 * 1024 * 1024
-"""MountedObjects up to this size are fetched whole by the node server, larger ones in blocks."""
+"""Objects up to this size are fetched whole by the node server, larger ones in blocks."""
 
 _RECENT_BYTES: Final = 64 * 1024 * 1024
 
@@ -64,24 +64,24 @@ def _do_nothing() -> None:
 
 
 class MountedObjects:
-    """Reads objects of one manifest.
+    """Reads the objects of a manifest.
 
-    **Ownership.** Its maker closes it. **Threads and processes.** Any thread; made in the process that uses it.
-    **Blocking.** A hit never waits; else for the server, or the origin.
+    **Ownership.** The creator closes it. **Threads and processes.** Any thread of the process that created it.
+    **Blocking.** A hit never waits. Other reads wait for the server or the origin.
 
     Attributes:
         waits: Called by a thread before it waits.
-        large: Those that are too large to be fetched whole.
+        large: Reader of objects that are too large to be fetched whole.
     """
 
     def __init__(self, url: str, manifest: Manifest, config: Config, first_versions: FirstVersions) -> None:
-        """Read the objects of a manifest of this URL, through the node's server if there is one.
+        """Read the objects of a manifest, through the node server if there is one.
 
         Args:
-            url: Root of the manifest; it may hold credentials.
-            manifest: What is mounted.
+            url: Root of the manifest, which may include credentials.
+            manifest: Manifest of the mount.
             config: Settings.
-            seen: Versions that were not listed.
+            first_versions: Versions of unversioned objects.
         """
         self.manifest = manifest
         self.config = config
@@ -93,7 +93,7 @@ class MountedObjects:
         try:
             self._made_with = access_now(url, config)
         except CredentialsError:
-            self._made_with = None  # who asks the store says so
+            self._made_with = None  # reported by the first request to the store
         self._lock = threading.Lock()
         self._idle: list[ObjectReader] = []
         self._source: Source | None = None
@@ -114,16 +114,16 @@ class MountedObjects:
             self._find_server()
 
     def size(self, object_id: int) -> int | None:
-        """Return an object's size in bytes; None when the listing does not say."""
+        """Return an object's size in bytes; None if it is not listed."""
         size = self._sizes[object_id]
         return None if size == UNKNOWN_SIZE else size
 
     def is_at_most(self, object_id: int, size_bytes: int) -> bool:
-        """Return whether there is such an object, and the listing says that it has no more bytes."""
+        """Return whether an object exists and its listed size is at most ``size_bytes``."""
         return 0 <= object_id < len(self._sizes) and self._sizes[object_id] <= size_bytes
 
     def read_at_once(self, object_id: int, offset: int, size_bytes: int, task: int) -> Buffer | None:
-        """Return a part of an object that the tier holds, as ``read`` does; None for all else. It never waits."""
+        """Read a part of an object from the tier without waiting. Return None if that is not possible."""
         dataset = self._dataset
         if dataset is None or not 0 <= object_id < len(self._sizes):
             return None
@@ -131,7 +131,7 @@ class MountedObjects:
         if offset >= size or size == UNKNOWN_SIZE:
             return None
         if not self._versions[object_id] and (offset or size_bytes < size):
-            return None  # it may have been of another version when another part of it was read
+            return None  # another part may have been read from another version
         reader = self._reader(dataset)
         try:
             data = reader.try_part(object_id, offset, min(size_bytes, size - offset), object_bytes=size)
@@ -142,17 +142,17 @@ class MountedObjects:
         return data
 
     def read(self, object_id: int, offset: int, size_bytes: int, *, task: int = 0) -> Buffer:
-        """Return a part of an object, shorter at its end.
+        """Read a part of an object. The result is shorter at its end.
 
         Args:
             object_id: The object.
             offset: First byte.
             size_bytes: Number of bytes.
-            task: The thread that reads, by which its order is learned; 0: that is not known.
+            task: Id of the reading thread, for predictions; 0 if unknown.
 
         Raises:
-            ObjectChangedError: The origin has another version by now.
-            SourceError: The origin's own error.
+            ObjectChangedError: The origin now has another version.
+            SourceError: The origin's error.
         """
         size = self.size(object_id)
         if size is not None:
@@ -183,7 +183,7 @@ class MountedObjects:
             self._idle.append(reader)
 
     def close(self) -> None:
-        """Report what was read, and let go of connections."""
+        """Report the reads, and close all connections."""
         with self._lock:
             self._is_closed = True
         if self._search is not None:
@@ -197,7 +197,7 @@ class MountedObjects:
             self._source.close()
 
     def _reader(self, dataset: NodeDataset) -> ObjectReader:
-        """Return a reader that no other thread has."""
+        """Take an idle reader, or create one."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -206,7 +206,7 @@ class MountedObjects:
     # ------------------------------------------------------------ not in the tier
 
     def _read_first_version(self, object_id: int, offset: int, size_bytes: int, task: int) -> Buffer:
-        """Return a part of an object whose version was not listed: of the version that it had when a part of it was read first."""
+        """Read a part of an unversioned object, from the version of which a part was read first."""
         recent = self._recent_value(object_id)
         if recent is None and self._dataset is not None:
             try:
@@ -214,7 +214,7 @@ class MountedObjects:
             except (ObjectChangedError, ObjectNotFoundError):
                 raise
             except SourceError:
-                data = None  # a server may answer no HEAD, but send the object
+                data = None  # some servers support GET but not HEAD
             if data is not None:
                 return data
         if recent is None:
@@ -237,17 +237,17 @@ class MountedObjects:
                 raise self._changed_error(object_id)
             if offset or size_bytes < len(recent):
                 if not reader.last_key:
-                    # There was no room for it, and it may be of another version than the parts that were read before.
+                    # The tier had no space for the object, which may differ from the version of earlier parts.
                     return self._read_from_origin(object_id, offset, size_bytes)
                 self._keep_recent(object_id, recent)
         return memoryview(recent)[offset : offset + size_bytes]
 
     def _request_object(self, reader: ObjectReader, object_id: int) -> Buffer | None:
-        """Return the object's bytes as the server gives them; None when only the origin can."""
+        """Request an object from the server. Return None if only the origin can provide it."""
         try:
             data = reader.try_read(object_id)
         except (AccessDeniedError, PassedThroughError):
-            return None  # of the server; this process may have other rights
+            return None  # denied to the server; this process may have other rights
         finally:
             reader.report()
         return None if data is None else memoryview(data)  # type: ignore[arg-type]  # a manifest's reader lends nothing
@@ -275,7 +275,7 @@ class MountedObjects:
     def _fetch(
         self, object_id: int, fetch: Callable[[RangeSource], FetchedObject], *, in_parts: bool, is_part: bool = False
     ) -> Buffer:
-        """Return what is fetched of an object, all or a part; readers of it in parts get one version, also if none was listed."""
+        """Fetch an object or a part. All parts of an object get the same version, even if none was listed."""
         source: RangeSource = self._open_source()  # type: ignore[assignment]
         listed = self.manifest.listed(object_id)
 
@@ -300,7 +300,7 @@ class MountedObjects:
         return patiently(fetch_listed, deadline_seconds=min(self.config.limits.retry_seconds, 60.0))
 
     def _version_of(self, object_id: int, version: str) -> int:
-        """Return the hash of the version that parts of an object are of: the listed one, or the first one that was seen; 0: any."""
+        """Return the hash of the required version: the listed one, or the first that was read; 0 for any."""
         listed = self.manifest.version_hash(object_id)
         return listed or (self._first_versions.get_or_set(object_id, version_hash(version)) if version else 0)
 
@@ -316,7 +316,7 @@ class MountedObjects:
             f"{where} has changed since it was mounted; unmount and mount again to see it", url=where
         )
 
-    # ------------------------------------------------------------ values that the tier has no room for
+    # ------------------------------------------------------------ recent objects that the tier did not store
 
     def _recent_value(self, object_id: int) -> Buffer | None:
         with self._lock:
@@ -336,7 +336,7 @@ class MountedObjects:
     # ------------------------------------------------------------ the server
 
     def _start_search(self) -> None:
-        """Have the node's server looked for, and started if need be, in the background; not too often."""
+        """Search for a server, or start one, in a background thread, with limited frequency."""
         now = time.monotonic()
         with self._lock:
             is_busy = self._search is not None and self._search.is_alive()
@@ -346,7 +346,7 @@ class MountedObjects:
             self._search.start()
 
     def _open_consumer(self) -> Consumer | None:
-        """Return a voice on the server that runs, for a plan; None without one."""
+        """Connect to the running server for a plan. Return None without a server."""
         dataset = self._dataset
         if dataset is None:
             return None

@@ -1,8 +1,7 @@
-"""In which order the programs on a mount read its files, and what a program will read next. Pure.
+"""Predicts which files the programs on a mount will read next. Pure.
 
-A file system is told no order. But programs read as they did before, epoch after epoch and run after run, or in the order
-of names. So the order of each process group is noted; while its reads follow an order that is known, the rest of that order is
-what comes next.
+A file system does not know the reader's order. However, programs often repeat the order of an earlier epoch or run, or read by name. The order
+of each process group is therefore recorded. While its reads follow a known order, the rest of that order is the prediction.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 _AHEAD: Final = 512
 _NEAR: Final = 64
-"""Workers of a program take turns, so that reads come in nearly their order."""
+"""Maximum distance from the expected position, because workers of a program take turns and deviate from the order."""
 
 _COMPARED_READS: Final = 16
 _MIN_MATCHES: Final = 14
@@ -21,26 +20,26 @@ _MIN_PASS_OBJECTS: Final = 32
 _MAX_RECORDED: Final = 4
 _MAX_GROUPS: Final = 8
 _REREAD_OBJECTS: Final = 256
-"""A file that is read again after fewer others is read in several goes, and no new pass begins."""
+"""A file that is read again after fewer other files is read in several parts, and does not start a new pass."""
 
 
 class Order(Protocol):
-    """Objects in an order."""
+    """A sequence of objects."""
 
     def position_of(self, object_id: int) -> int:
-        """Return where an object is in it; -1: nowhere."""
+        """Return the position of an object; -1 if the sequence does not contain it."""
         ...
 
     def objects_from(self, place: int, number: int) -> list[int]:
-        """Return the next objects from there on, fewer at its end."""
+        """Return the next objects from a position on, fewer at the end."""
         ...
 
 
 class NameOrder:
-    """The order of the listing."""
+    """Order of the listing."""
 
     def __init__(self, num_objects: int) -> None:
-        """Have all objects of a manifest."""
+        """Contain all objects of a manifest."""
         self._num_objects = num_objects
 
     def position_of(self, object_id: int) -> int:
@@ -48,34 +47,34 @@ class NameOrder:
         return object_id
 
     def objects_from(self, place: int, number: int) -> list[int]:
-        """Return the ids that follow."""
+        """Return the next ids from a position on."""
         return list(range(place, min(place + number, self._num_objects)))
 
 
 class RecordedOrder:
-    """The order of a pass that a process group has made."""
+    """Order of a recorded pass of a process group."""
 
     def __init__(self, ids: array[int], places: array[int]) -> None:
-        """Keep the objects of a pass in their order, and where each object of the manifest is in it, or -1."""
+        """Store the objects of a pass in order, and the position of each object of the manifest, or -1."""
         self._ids = ids
         self._places = places
 
     def position_of(self, object_id: int) -> int:
-        """Return when it was read."""
+        """Return the position of an object in the pass; -1 if the pass did not read it."""
         return self._places[object_id]
 
     def objects_from(self, place: int, number: int) -> list[int]:
-        """Return what was read from then on."""
+        """Return the objects that the pass read next."""
         return self._ids[place : place + number].tolist()
 
 
 class Prediction(NamedTuple):
-    """What a process group will probably read.
+    """Objects that a process group will probably read.
 
     Attributes:
-        ids: Objects that follow those told before.
-        is_new: They are the first ones of an order; else they extend it.
-        position: How many of all that were told it has passed.
+        ids: Objects after those of earlier predictions.
+        is_new: True if they start a new order; False if they extend the last one.
+        position: Number of predicted objects that the group has passed.
     """
 
     ids: list[int]
@@ -84,17 +83,17 @@ class Prediction(NamedTuple):
 
 
 class _OrderMatcher:
-    """How well the reads of one group follow one order."""
+    """Compares the reads of a group with one order."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._next = 0
-        self._begin = 0  # of what was told
+        self._begin = 0  # position of the first predicted object
         self._sent = 0
-        self._hits = 0  # of the last reads, one bit each
+        self._hits = 0  # matches of the last reads, one bit each
 
     def record_read(self, object_id: int) -> bool:
-        """Note a read; return whether the last ones were in this order."""
+        """Record a read. Return whether the last reads followed this order."""
         place = self._order.position_of(object_id)
         is_near = place >= 0 and abs(place - self._next) <= _NEAR
         self._hits = (self._hits << 1 | is_near) & ((1 << _COMPARED_READS) - 1)
@@ -105,11 +104,11 @@ class _OrderMatcher:
         return self._hits.bit_count() >= _MIN_MATCHES
 
     def forget_sent(self) -> None:
-        """What was told has reached no server."""
+        """Forget the last prediction, which reached no server."""
         self._begin = self._sent = self._next
 
     def predict(self) -> Prediction | None:
-        """Return what comes next and was not returned before; None while most of that is still to be read."""
+        """Return the next objects beyond earlier predictions. None while most of those are still to be read."""
         if self._sent - self._next > _AHEAD // 2:
             return None
         is_new = self._sent == self._begin or self._sent < self._next
@@ -121,9 +120,9 @@ class _OrderMatcher:
 
 
 class _Group:
-    """One process group: the pass that it makes, the orders that it may follow, and the one that it follows.
+    """State of a process group: its current pass, and the orders that it may follow.
 
-    The others are compared only while it does not follow that one.
+    All orders are compared only while the group does not follow the current one.
     """
 
     def __init__(self, orders: list[Order], num_objects: int) -> None:
@@ -134,20 +133,22 @@ class _Group:
 
 
 class OrderPredictor:
-    """OrderPredictor of passes over one manifest, and who follows which: 4 bytes per object for each of at most 12.
+    """Recorded orders of passes over a manifest, and the process groups that follow them.
+
+    Memory: 4 bytes per object for each of at most 12 orders.
 
     **Threads and processes.** One thread at a time.
     """
 
     def __init__(self, num_objects: int) -> None:
-        """Know of the order of names, and of no other yet."""
+        """Start with the order of names only."""
         self._num_objects = num_objects
         self._by_name = NameOrder(num_objects)
         self._recorded: list[RecordedOrder] = []
         self._groups: OrderedDict[int, _Group] = OrderedDict()
 
     def record_read(self, group: int, object_id: int) -> Prediction | None:
-        """Note that a process group has begun to read an object; return what it will probably read, if more of that is known now."""
+        """Record that a group starts to read an object. Return a prediction if there is a new one."""
         found = self._groups.get(group)
         if found is None:
             found = self._groups[group] = self._new_group()
@@ -171,12 +172,12 @@ class OrderPredictor:
         return followed.predict()
 
     def forget_sent(self, group: int) -> None:
-        """What was told last of a group has reached no server: it is told again."""
+        """Forget the last prediction for a group, which reached no server, so that it is made again."""
         for following in self._groups[group].following:
             following.forget_sent()
 
     def groups(self) -> list[int]:
-        """Return the process groups that are followed, the one that read last at the end."""
+        """Return the known process groups, least recent reader first."""
         return list(self._groups)
 
     def _new_group(self) -> _Group:

@@ -1,4 +1,4 @@
-"""Parts of objects that are too large to be fetched whole: read ahead where a reader goes through one in order."""
+"""Reads parts of large objects from the origin, with read-ahead for sequential readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECE_BYTES: Final = 1024 * 1024
 _MAX_AHEAD_BYTES: Final = 16 * 1024 * 1024
 _KEPT_BYTES: Final = 128 * 1024 * 1024
 _SLACK_BYTES: Final = 1024 * 1024
-"""The kernel asks ahead by itself, and several threads answer: requests come in nearly their order."""
+"""Tolerance of sequential order, because the kernel also reads ahead and several threads answer."""
 
 _MIN_IN_ORDER: Final = 3
 _MAX_DETECTORS: Final = 256
@@ -22,9 +22,9 @@ _THREADS: Final = 16
 
 
 class SequentialDetector:
-    """Where a reader is in an object, and how far ahead of it to read. Pure.
+    """Detects sequential reads of an object and computes the read-ahead. Pure.
 
-    Never further than it has come in order: a reader that jumps costs what it reads, and one that stops at most twice that.
+    The read-ahead is at most twice as long as the sequential reads so far, so that random reads cost nothing extra.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class SequentialDetector:
         self._sequential_bytes = 0
 
     def record_read(self, offset: int, size_bytes: int) -> range:
-        """Note a read; return the bytes that are to be there soon, none where the order is not known."""
+        """Record a read. Return the range to read ahead, empty if the reads are not sequential."""
         if self._end - _SLACK_BYTES <= offset <= self._end + size_bytes:
             self._num_in_order += 1
             self._sequential_bytes += size_bytes
@@ -46,13 +46,13 @@ class SequentialDetector:
 
 
 class PieceReader:
-    """Fetches parts of objects, with threads for what is read ahead.
+    """Reads parts of objects and reads ahead with threads.
 
-    **Ownership.** Its maker closes it. **Threads and processes.** Any thread. **Blocking.** ``read`` waits for the origin.
+    **Ownership.** The creator closes it. **Threads and processes.** Any thread. **Blocking.** ``read`` waits for the origin.
     """
 
     def __init__(self, fetch: Callable[[int, int, int], Buffer]) -> None:
-        """Read with ``fetch``: object, first byte and number of bytes, which must exist; it may raise."""
+        """Use ``fetch`` to read existing bytes. It receives object id, first byte and number of bytes, and may raise."""
         self._fetch = fetch
         self._lock = threading.Lock()
         self._detectors: OrderedDict[int, SequentialDetector] = OrderedDict()
@@ -60,7 +60,7 @@ class PieceReader:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefeed-ahead")
 
     def read(self, object_id: int, offset: int, size_bytes: int, object_bytes: int) -> Buffer:
-        """Return this part of an object, which must exist; errors are those of ``fetch``."""
+        """Read an existing part of an object. Raises the errors of ``fetch``."""
         pieces = range(offset // PIECE_BYTES, (offset + size_bytes - 1) // PIECE_BYTES + 1)
         with self._lock:
             ahead = self._find_detector(object_id).record_read(offset, size_bytes)
@@ -74,7 +74,7 @@ class PieceReader:
                 memoryview(future.result())[max(0, offset - at) : offset + size_bytes - at]
                 for future, at in zip(found, (number * PIECE_BYTES for number in pieces), strict=True)
             ]
-        except CancelledError:  # others have read so much since that it was given up
+        except CancelledError:  # the piece was dropped, because others have read much in the meantime
             return self._fetch(object_id, offset, size_bytes)
         except Exception:
             with self._lock:
@@ -84,7 +84,7 @@ class PieceReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """Wait for what is being fetched, and fetch no more."""
+        """Cancel pending fetches and wait for running ones."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _find_detector(self, object_id: int) -> SequentialDetector:

@@ -1,8 +1,8 @@
-"""How long the daemon asks its device again before it sleeps: only while a reader waits for each answer and asks soon again.
+"""Decides how long the daemon polls its device before it sleeps.
 
-An idle core takes longer to wake than a small file takes to be answered (ADR 38). So the daemon looks at the device again and
-again for a short while, if the next request will probably come within it. Busy polling is known from network devices and from
-virtual machines (KVM's ``halt_poll_ns``, which grows and shrinks by its success as well).
+Waking an idle core takes longer than answering a read of a small file (ADR 38). The daemon therefore polls for a short time if the next
+request will probably arrive within it, which is the case while a reader waits for each answer and soon sends the next request. Network
+devices and virtual machines use busy polling, too (KVM's ``halt_poll_ns`` also adapts to its success).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 POLL_SECONDS: Final = 60e-6
-"""As long as waking a core takes: a request that comes later than that has cost no more than the wake that it did not save."""
+"""Maximum polling time. It equals the time to wake a core, so that unsuccessful polling at most doubles the cost."""
 
 _LOOK_SECONDS: Final = 10e-6
-"""A look at the device takes 2 µs: after a longer time another thread has had the processor."""
+"""Maximum time between two polls, which take 2 µs each. After a longer time, another thread has used the processor."""
 
 _SOON_SECONDS: Final = 200e-6
-"""After so long a request still comes soon, if the daemon has slept: the wakes of the reader and of the daemon are part of it."""
+"""Maximum time until a request that counts as soon, including the wakeups of reader and daemon."""
 
 _MIN_SOON: Final = 2
 _INITIAL_CREDIT: Final = 4
@@ -26,52 +26,52 @@ _MAX_PAUSE: Final = 256
 
 
 class BusyPolling:
-    """Decides for how long a device is polled before the next sleep. Pure.
+    """Decides for how long to poll a device before the next sleep. Pure.
 
-    It is polled after two requests in a row of one task that came soon. A reader that works on each file for milliseconds never
-    has them, and of several readers none has them for long.
+    Polling starts after two consecutive requests of one task that arrived soon. A reader that processes each file for milliseconds never
+    triggers it, and several concurrent readers rarely do.
 
-    It is polled in vain if nothing comes in time, or if the processor is taken away meanwhile, probably by the reader: where both
-    share a core, sleeping is a switch to the reader, and costs least. If that happens more than once in four times, it is not
-    tried again for 8 requests that come soon, then for twice as many, up to 256, until it has paid several times in a row.
+    Polling fails if no request arrives in time, or if the processor is used by another thread, probably the reader: if both share a core,
+    sleeping switches to the reader and is cheapest. If more than one of four polls fail, polling pauses for 8 requests that arrive soon. The
+    pause doubles each time, up to 256 requests, and is reset after several successes in a row.
 
     **Threads and processes.** One thread at a time.
 
     Attributes:
-        seconds: How long the device may be polled for the next request; 0.0: not at all.
+        seconds: Maximum polling time for the next request; 0.0 for none.
     """
 
     __slots__ = ("_credit", "_pause", "_rest", "_task", "seconds")
 
     def __init__(self) -> None:
-        """Know of no reader yet."""
+        """Start without a known reader."""
         self.seconds: float = 0.0
         self._task = 0
-        self._rest = _MIN_SOON  # so many requests have to come soon first
+        self._rest = _MIN_SOON  # number of soon requests before polling starts
         self._credit = _INITIAL_CREDIT
         self._pause = _MIN_PAUSE
 
     def should_sleep(self, waited_seconds: float, look_seconds: float) -> bool:
-        """Return whether it is polled in vain: it is better to sleep.
+        """Return whether polling has failed, so that the thread should sleep.
 
         Args:
-            waited_seconds: Since the last request was answered.
-            look_seconds: Since the look at the device before this one.
+            waited_seconds: Time since the last request was answered.
+            look_seconds: Time since the previous poll.
         """
         return waited_seconds >= self.seconds or look_seconds > _LOOK_SECONDS
 
     def record_request(self, task: int, waited_seconds: float, look_seconds: float) -> None:
-        """Note a request, after the times that ``should_sleep`` is told.
+        """Record a request and decide about polling for the next one.
 
         Args:
-            task: The thread that asks; 0, as for ``RELEASE``: it is not known.
-            waited_seconds: See above.
-            look_seconds: Also since a look after which it was better to sleep.
+            task: Id of the requesting thread; 0 if unknown, as for ``RELEASE``.
+            waited_seconds: As for ``should_sleep``.
+            look_seconds: As for ``should_sleep``, including a sleep after the last poll.
         """
         if self.seconds > 0.0:
             if self.should_sleep(waited_seconds, look_seconds):
                 self._record_failure()
-            elif waited_seconds > look_seconds:  # a request that was there at the first look says nothing
+            elif waited_seconds > look_seconds:  # ignore a request that the first poll found
                 self._record_success()
         if task:
             if task != self._task or waited_seconds > _SOON_SECONDS:

@@ -1,7 +1,7 @@
-"""Answers the kernel's requests, one at a time per thread.
+"""Answers requests of the kernel, one at a time per thread.
 
-Small objects are read with direct I/O: their bytes go from the tier to the reader, and are not kept a second time in the
-kernel's cache. Large ones are kept there, unless the kernel reads them from a file of this machine.
+Small objects are read with direct I/O, so that the kernel does not cache them a second time. Large objects are cached by the kernel, unless it
+reads them from a local file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WANTED: Final = (
 )
 
 _VALID_SECONDS: Final = 24 * 3600
-"""A listing does not change: the kernel asks again only after it has forgotten."""
+"""Validity of names and attributes in the kernel. Long, because a listing does not change."""
 
 _BLOCK: Final = 512
 _IO_BYTES: Final = 128 * 1024
@@ -46,15 +46,15 @@ _SMALL, _CACHED, _PASSED = range(3)  # handles
 _OPENED_SMALL: Final = wire.opened(_SMALL, OpenFlag.DIRECT_IO | OpenFlag.NO_FLUSH)
 _OPENED_SMALL_CACHED: Final = wire.opened(_SMALL, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
 _OPENED_DIRECTORY: Final = wire.opened(0, OpenFlag(0))
-"""Lines are not kept: from a kept listing the kernel would ask for the attributes of each file, one by one."""
+"""Not cached, because from a cached listing the kernel would request the attributes of each file separately."""
 
 _OPENED_CACHED: Final = wire.opened(_CACHED, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
 
 
 class Service:
-    """Answers for one mount.
+    """Answers the requests of one mount.
 
-    **Threads and processes.** Any thread; nothing is kept per open file that a process which takes over would miss.
+    **Threads and processes.** Any thread. No state per open file is kept that the next daemon would miss.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Service:
         listed_ns: int,
         modes: int = 0o444,
     ) -> None:
-        """Answer with these.
+        """Answer with these sources of names and bytes.
 
         Args:
             tree: Names.
-            objects: Bytes.
-            files: Bytes of large objects that lie on this machine.
-            features: What was agreed on with the kernel.
-            listed_ns: Time of directories, and of files whose time is not known, in nanoseconds since 1970.
-            modes: Permissions of files; directories can be entered as well.
+            objects: Bytes of objects.
+            files: Bytes of large objects in local files.
+            features: Features agreed on with the kernel.
+            listed_ns: Time of directories and of files without a known time, in nanoseconds since 1970.
+            modes: Permissions of files. Directories also get search permission.
         """
         self._tree = tree
         self._objects = objects
@@ -102,15 +102,15 @@ class Service:
         }
 
     def answer_at_once(self, operation: int, node: int, task: int, data: bytearray) -> Buffer | None:
-        """Return the answer if it is about a small file and what the tier holds of it; None: ``answer`` has it.
+        """Return the answer for a small file whose bytes are in the tier; None to leave the request to ``answer``.
 
-        That is what a mount is asked for most, and the way is shorter.
+        This fast path handles the most frequent requests.
 
         Args:
             operation: Number of the operation.
-            node: What it is about.
-            task: Thread that asks.
-            data: All of the request.
+            node: Number of the node.
+            task: Id of the requesting thread.
+            data: Bytes of the request.
         """
         if operation == _READ:
             handle, offset, size_bytes = wire.READ_BODY.unpack_from(data, wire.HEADER_BYTES)
@@ -123,7 +123,7 @@ class Service:
         return None
 
     def answer(self, request: Request) -> Buffer | int:
-        """Return the body of the answer, or the errno."""
+        """Return the body of the answer, or an errno."""
         operation = self._operations.get(request.operation)
         if operation is None:
             return errno.ENOSYS
@@ -135,7 +135,7 @@ class Service:
             return err.errno or errno.EIO
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         self._files.close()
         self._objects.close()
 
@@ -158,7 +158,7 @@ class Service:
         return node.target
 
     def _list_directory(self, request: Request, *, plus: bool) -> bytes:
-        """Return as many lines of the listing as have room, from the wanted offset on."""
+        """List a directory from the requested offset, as far as the answer's size allows."""
         self._find_directory(request.node)
         place = wire.parse_read(request.body)
         answer = bytearray()
@@ -252,7 +252,7 @@ class Service:
         return object_id
 
     def _log_error(self, err: PrefeedError) -> int:
-        """Say the error, the first times, and return the number that stands for it."""
+        """Log the first errors, and return the errno for this one."""
         self._num_logged += 1
         if self._num_logged <= _MAX_LOGGED:
             more = "; further errors are not logged" if self._num_logged == _MAX_LOGGED else ""

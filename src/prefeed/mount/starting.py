@@ -1,4 +1,4 @@
-"""Checks a mount point, lists the origin, starts the holder of a mount, and ends mounts."""
+"""Starts and ends mounts: checks the mount point, lists the origin, and starts the holder."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _END_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MountHandle:
-    """A mount that was made.
+    """A running mount.
 
     Attributes:
-        point: Absolute path.
-        holder: The process that keeps it; it ends when nothing is mounted any more. The caller waits for it.
-        log: What it says.
+        point: Absolute path of the mount point.
+        holder: Process that ends after the unmount. The caller must wait for it.
+        log: Log file of the holder.
     """
 
     point: str
@@ -53,19 +53,19 @@ def start_mount(
     links: Mapping[str, str] | None = None,
     others: bool = False,
 ) -> MountHandle:
-    """Mount an origin read-only, and return once it can be read.
+    """Mount an origin read-only. Return when it is readable.
 
     Args:
         url: URL, path or ``sampleset://NAME``, without credentials.
-        point: An empty directory.
+        point: Empty directory.
         config: Settings.
-        links: Names that lead from the root of the mount to directories of this machine.
-        others: Other users may read as well.
+        links: Names in the root of the mount, and the directories of this machine that they link to.
+        others: True if other users may read the mount.
 
     Raises:
-        MountError: FUSE or the mount point cannot be used.
-        SourceError: The origin cannot be listed.
-        SampleSetNotFoundError: There is no such set.
+        MountError: FUSE or the mount point is not usable.
+        SourceError: Listing the origin failed.
+        SampleSetNotFoundError: The set does not exist.
     """
     lacking = missing()
     if lacking is not None:
@@ -87,14 +87,14 @@ def start_mount(
 
 
 def stop_mount(point: str | os.PathLike[str], *, lazily: bool = False) -> None:
-    """Take a mount away.
+    """Unmount a mount of prefeed.
 
     Args:
-        point: Where it is.
-        lazily: Also while it is in use: open files can be read until they are closed.
+        point: Mount point.
+        lazily: True to detach a mount in use. Open files stay readable until they are closed.
 
     Raises:
-        MountError: Nothing of prefeed's is mounted there, or it is in use.
+        MountError: The mount is not one of prefeed, or is in use.
     """
     where = _absolute(point)
     found = mounted_at(where)
@@ -115,7 +115,7 @@ def stop_mount(point: str | os.PathLike[str], *, lazily: bool = False) -> None:
 
 
 def _wait_for_holder(where: str) -> None:
-    """Wait until the holder of a mount that was taken away has ended: it would take the next mount there for its own."""
+    """Wait until the holder of an ended mount has ended, because it would detach the next mount there."""
     place = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         flock_within(place, _END_SECONDS)
@@ -148,13 +148,13 @@ def _start_holder(request: MountRequest, config: Config) -> MountHandle:
 
 
 def _absolute(point: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a mount point, without a look at what is mounted there: it may not answer."""
+    """Return the absolute path of a mount point without accessing the mount, which may not respond."""
     directory, name = os.path.split(os.path.abspath(os.fspath(point)))
     return os.path.join(os.path.realpath(directory), name) if name else directory
 
 
 def _prepare_point(point: str | os.PathLike[str]) -> str:
-    """Return the absolute path of an empty directory; a mount of prefeed's that no process answers is taken away first."""
+    """Check that a mount point is an empty directory. Detach a mount of prefeed without a daemon first."""
     where = _absolute(point)
     if os.path.islink(where):
         where = os.path.realpath(where)
@@ -191,7 +191,7 @@ def _check_link(name: str, target: str) -> str:
 
 
 def _find_local_directories(url: str, config: Config) -> tuple[str, ...]:
-    """Return where large objects may lie as files of this machine: in copies, and at the origin itself."""
+    """Return the directories that may contain large objects: staged copies and a local origin."""
     staged = [
         f"{copy.directory}/{DATA}"
         for copy in list_copies(config)

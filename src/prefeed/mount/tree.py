@@ -1,7 +1,7 @@
-"""The directories that the paths of a manifest imply, as numbered nodes. Pure.
+"""Presents the paths of a manifest as a tree of numbered nodes. Pure.
 
-A number says all: which object a file is, or the first object below a directory and how deep that is. So nothing is kept
-per node, and a process that takes over knows every node that the kernel remembers.
+The number of a file contains its object id, that of a directory its depth and first object. No state per node is needed, and the next daemon
+understands all numbers that the kernel remembers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prefeed.sources.manifest import Manifest
 ROOT: Final = 1
 _FIRST_LINK: Final = 2
 FIRST_FILE: Final = 1024
-"""Number of the file that is the first object."""
+"""Number of the file of object 0."""
 
 _DEPTH_BIT: Final = 40
 _BELOW_DEPTH: Final = (1 << _DEPTH_BIT) - 1
@@ -34,7 +34,7 @@ _MAX_CACHED: Final = 256
 
 
 class Directory(NamedTuple):
-    """A directory: what its paths begin with, with a slash at the end; its objects; how many names lead to it."""
+    """A directory: prefix of its paths including the slash, range of its objects, and depth."""
 
     prefix: bytes
     objects: range
@@ -42,14 +42,14 @@ class Directory(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A symbolic link below the root, to a path outside."""
+    """A symbolic link in the root, to a path outside."""
 
     name: bytes
     target: bytes
 
 
 class File(NamedTuple):
-    """The file that an object is."""
+    """The file of an object."""
 
     object_id: int
 
@@ -58,7 +58,7 @@ Node = Directory | Link | File
 
 
 class ListingEntry(NamedTuple):
-    """A line of a listing; ``next_offset`` is where the one after it begins."""
+    """An entry of a directory listing. ``next_offset`` is the offset of the entry after it."""
 
     node: int
     name: bytes
@@ -67,12 +67,12 @@ class ListingEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Children:
-    """What a directory holds.
+    """Content of a directory.
 
     Attributes:
-        directories: Name and number of each.
-        runs: Ids of the files, in runs.
-        ends: How many files there are up to the end of each run.
+        directories: Name and number of each directory.
+        runs: Ranges of the ids of its files.
+        ends: Cumulative number of files at the end of each range.
     """
 
     directories: tuple[tuple[bytes, int], ...]
@@ -81,19 +81,19 @@ class Children:
 
 
 class Tree:
-    """Nodes of a manifest's paths.
+    """Nodes of the paths of a manifest.
 
-    A name that no file system has (empty, ``.``, ``..``, with a zero byte, or longer than 255 bytes) is not shown. Where an
-    object has the name of a directory, which object stores allow, the directory is shown.
+    Names that are invalid in a file system are hidden: empty, ``.``, ``..``, with a zero byte, or longer than 255 bytes. If an
+    object has the name of a directory, as object stores allow, the directory is shown.
 
-    **Threads and processes.** Any thread; the numbers are the same in every process with the same manifest and links.
+    **Threads and processes.** Any thread. Every process with the same manifest and links computes the same numbers.
     """
 
     def __init__(self, manifest: Manifest, links: Mapping[bytes, bytes] | None = None) -> None:
-        """Show a manifest, and at its root these links, by name.
+        """Show a manifest, and links in its root by name.
 
         Raises:
-            ValueError: There are too many links, or one has the name of something that the manifest lists.
+            ValueError: There are too many links, or the manifest contains the name of a link.
         """
         self.manifest = manifest
         self._blob = manifest.path_blob
@@ -110,7 +110,7 @@ class Tree:
                 raise ValueError(f"{manifest.url} has {link.name.decode(*ENCODING)!r} already")
 
     def node(self, number: int) -> Node | None:
-        """Return what a number stands for; None for one that was never given out."""
+        """Return the node of a number; None for an unknown number."""
         if number == ROOT:
             return self._root
         if number >> _DEPTH_BIT:
@@ -122,12 +122,12 @@ class Tree:
         return self.links[index] if 0 <= index < len(self.links) else None
 
     def object_id(self, number: int) -> int | None:
-        """Return the object that the file with this number is; None for what is no file."""
+        """Return the object id of a file's number; None for other numbers."""
         object_id = number - FIRST_FILE
         return object_id if 0 <= object_id < self._root.objects.stop else None
 
     def look_up(self, directory: Directory, name: bytes) -> int:
-        """Return the number of the node with this name; 0 when there is none."""
+        """Return the number of the node with this name; 0 if it does not exist."""
         if not directory.depth:
             for index, link in enumerate(self.links):
                 if link.name == name:
@@ -135,7 +135,7 @@ class Tree:
         return self._look_up_path(directory, name)
 
     def children(self, number: int) -> Children:
-        """Return what a directory holds. Complexity: O(directories log n), and a look at each byte of the files' names."""
+        """Return the content of a directory. Complexity: O(directories log n), plus one pass over the bytes of file names."""
         found = self._children.get(number)
         if found is None:
             directory = self.node(number)
@@ -147,7 +147,7 @@ class Tree:
         return found
 
     def list_entries(self, number: int, offset: int) -> Iterator[ListingEntry]:
-        """Yield what a directory holds from this offset on, 0 for the beginning; files last."""
+        """List a directory from an offset on, 0 for the beginning. Files come last."""
         directory = self.node(number)
         assert isinstance(directory, Directory)
         found = self.children(number)
@@ -188,7 +188,7 @@ class Tree:
         return bytes(self._blob[self._offsets[object_id] : self._offsets[object_id + 1]])
 
     def _lower_bound(self, wanted: bytes, objects: range) -> int:
-        """Return the first of these objects whose path is not below ``wanted``; their end when there is none."""
+        """Return the first of these objects whose path sorts at or after ``wanted``, or their end."""
         return objects.start + bisect_left(objects, wanted, key=self._path)
 
     def _directory(self, number: int) -> Directory | None:
@@ -225,14 +225,14 @@ class Tree:
                     directories.append((name, (depth << _DEPTH_BIT) + FIRST_FILE + at))
                 at = below.stop
             else:
-                at += 1  # a path with two slashes in a row
+                at += 1  # a path with a double slash
             look = _FIRST_RUN
         return Children(
             directories=tuple(directories), runs=tuple(runs), ends=tuple(accumulate(len(run) for run in runs))
         )
 
     def _first_within(self, directory: Directory, run: range) -> int:
-        """Return the first of these objects that lies in a directory below this one; the end when none does."""
+        """Return the first of these objects that is in a subdirectory, or their end."""
         offsets = self.manifest.offsets[run.start : run.stop + 1].astype(np.int64)
         blob = np.frombuffer(self.manifest.path_blob[int(offsets[0]) : int(offsets[-1])], np.uint8)
         slashes = np.flatnonzero(blob == _SLASH)
@@ -243,9 +243,9 @@ class Tree:
 
 
 def find_hidden(manifest: Manifest) -> LeftOut:
-    """Return the objects of a store or web server that ``Tree`` does not show, by their names.
+    """Return the objects of a store or web server whose names ``Tree`` hides.
 
-    Complexity: a few passes over the bytes of all paths; only paths that may be such are looked at one by one.
+    Complexity: a few vectorized passes over the bytes of all paths. Only candidates are checked one by one.
     """
     left_out = LeftOut()
     if manifest.url.startswith("/"):
@@ -260,13 +260,13 @@ def find_hidden(manifest: Manifest) -> LeftOut:
 
 
 def _find_candidates(manifest: Manifest) -> set[int]:
-    """Return the ids of objects of whose paths a part may be impossible, and of those that others begin with."""
+    """Return the ids of objects whose names may be invalid or may be directories."""
     blob = np.frombuffer(manifest.path_blob, np.uint8)
     begins, ends = manifest.offsets[:-1].astype(np.int64), manifest.offsets[1:].astype(np.int64)
     found = {int(np.searchsorted(ends, match.start(), "right")) for match in _ODD.finditer(manifest.path_blob)}
     edges = np.isin(blob[begins], _EDGES) | np.isin(blob[ends - 1], _EDGES) | (ends - begins > _NAME_BYTES)
     found.update(np.flatnonzero(edges).tolist())
-    # An object that is a directory too is followed by a path that begins with its own.
+    # An object that is also a directory is followed by a path that starts with its own.
     lengths = ends - begins
     longer = np.flatnonzero(lengths[1:] > lengths[:-1])
     follows = blob[begins[longer + 1] + lengths[longer]] <= _SLASH
