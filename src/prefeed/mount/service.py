@@ -42,6 +42,7 @@ _BLOCK: Final = 512
 _IO_BYTES: Final = 128 * 1024
 _MAX_LOGGED: Final = 20
 _OPEN, _READ, _RELEASE = int(Operation.OPEN), int(Operation.READ), int(Operation.RELEASE)
+_FILE_MODE, _DIRECTORY_MODE = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 _SMALL, _CACHED, _PASSED = range(3)  # handles
 _OPENED_SMALL: Final = wire.opened(_SMALL, OpenFlag.DIRECT_IO | OpenFlag.NO_FLUSH)
 _OPENED_SMALL_CACHED: Final = wire.opened(_SMALL, OpenFlag.KEEP_CACHE | OpenFlag.NO_FLUSH)
@@ -58,14 +59,7 @@ class Service:
     """
 
     def __init__(
-        self,
-        tree: Tree,
-        objects: MountedObjects,
-        files: LocalFiles,
-        features: Feature,
-        *,
-        listed_ns: int,
-        modes: int = 0o444,
+        self, tree: Tree, objects: MountedObjects, files: LocalFiles, features: Feature, *, listed_ns: int
     ) -> None:
         """Answer with these sources of names and bytes.
 
@@ -75,15 +69,12 @@ class Service:
             files: Bytes of large objects in local files.
             features: Features agreed on with the kernel.
             listed_ns: Time of directories and of files without a known time, in nanoseconds since 1970.
-            modes: Permissions of files. Directories also get search permission.
         """
         self._tree = tree
         self._objects = objects
         self._files = files
         self._opened_small = _OPENED_SMALL if Feature.DIRECT_IO_MAPS in features else _OPENED_SMALL_CACHED
         self._listed_ns = listed_ns
-        self._file_mode = stat.S_IFREG | modes
-        self._directory_mode = stat.S_IFDIR | modes | 0o111
         self._uid, self._gid = os.geteuid(), os.getegid()
         self._stamps = tree.manifest.stamps
         self._num_logged = 0
@@ -166,7 +157,7 @@ class Service:
             if not plus:
                 line = wire.directory_entry(name, number, self._mode(number), next_offset)
             elif name in (b".", b".."):
-                line = wire.no_entry(0) + wire.directory_entry(name, number, self._directory_mode, next_offset)
+                line = wire.no_entry(0) + wire.directory_entry(name, number, _DIRECTORY_MODE, next_offset)
             else:
                 line = wire.listed_entry(number, self._attributes(number), name, next_offset, _VALID_SECONDS)
             if len(answer) + len(line) > place.size_bytes:
@@ -190,16 +181,16 @@ class Service:
     def _mode(self, number: int) -> int:
         node = self._tree.node(number)
         if isinstance(node, File):
-            return self._file_mode
-        return self._directory_mode if isinstance(node, Directory) else stat.S_IFLNK | 0o777
+            return _FILE_MODE
+        return _DIRECTORY_MODE if isinstance(node, Directory) else stat.S_IFLNK | 0o777
 
     def _attributes(self, number: int) -> Attributes:
         node = self._tree.node(number)
         if node is None:
             raise OSError(errno.ESTALE, "unknown")
-        size, mode, changed = 0, self._directory_mode, self._listed_ns
+        size, mode, changed = 0, _DIRECTORY_MODE, self._listed_ns
         if isinstance(node, File):
-            size, mode = self._objects.size(node.object_id) or 0, self._file_mode
+            size, mode = self._objects.size(node.object_id) or 0, _FILE_MODE
             if self._stamps is not None:
                 changed = int(self._stamps[0][node.object_id])
         elif isinstance(node, Link):
