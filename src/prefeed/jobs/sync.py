@@ -104,10 +104,7 @@ def _keep_apart(origin: DirectoryPlace, place: DirectoryPlace) -> None:
     """
     if origin.rooted.identity == place.rooted.identity:
         raise JobSpecError(f"{origin.url} and {place.url} are the same directory, mounted at two places")
-    origin.excluded_directories, place.excluded_directories = (
-        frozenset({place.rooted.identity}),
-        frozenset({origin.rooted.identity}),
-    )
+    origin.excluded_ids, place.excluded_ids = frozenset({place.rooted.identity}), frozenset({origin.rooted.identity})
 
 
 def _plain(root: str, options: SyncOptions) -> str:
@@ -265,12 +262,7 @@ class _Sync:
 
     def _task_of(self, our: Entry, their: Entry | None) -> _Task | None:
         options = self._options
-        if (
-            their is None
-            and options.update
-            and isinstance(self._place, DirectoryPlace)
-            and self._place.is_unknown(our.path)
-        ):
+        if their is None and options.update and isinstance(self._place, DirectoryPlace) and self._place.hides(our.path):
             return None  # a newer one may be there, and could not be looked at
         if their is None or options.force_update:
             return our, False

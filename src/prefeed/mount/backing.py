@@ -170,8 +170,6 @@ class LocalFiles:
         version = manifest.version_hash(object_id)
         return version != 0 and status.st_mtime_ns % _SECOND == version % _SECOND
 
-    # ------------------------------------------------------------ the record
-
     def _write_slot(self, object_id: int, number: int) -> None:
         slot = self._slots.pop(object_id) if not number else len(self._slots)
         if number:

@@ -218,8 +218,6 @@ class LargeObjects:
             ended.close()
         return reader
 
-    # ------------------------------------------------------------ readers that jump
-
     def _read_jump(self, large: _LargeObject, offset: int, size_bytes: int) -> Buffer:
         """Read a few bytes of a block: from the block if another reader will soon read it, otherwise from the origin.
 

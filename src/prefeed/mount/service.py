@@ -130,8 +130,6 @@ class Service:
         self._files.close()
         self._objects.close()
 
-    # ------------------------------------------------------------ names
-
     def _look_up(self, request: Request) -> bytes:
         directory = self._find_directory(request.node)
         number = self._tree.look_up(directory, wire.parse_name(request.body))
@@ -199,8 +197,6 @@ class Service:
         return Attributes(
             number, size, blocks, changed, changed, changed, mode, 1, self._uid, self._gid, _IO_BYTES
         )  # fmt: skip
-
-    # ------------------------------------------------------------ files
 
     def _open(self, request: Request) -> bytes:
         if not wire.opens_to_read(request.body):

@@ -26,7 +26,7 @@ from prefeed.store.layout import (
 from prefeed.store.namespaces import is_foreign, namespace_of, record_namespace, try_take_table
 from prefeed.store.tree import last_transaction
 from prefeed.system.byte_locks import LocksUnsupportedError
-from prefeed.system.locks import directory_lock, retry_while_locked
+from prefeed.system.locks import call_when_free, directory_lock
 from prefeed.system.removing import remove_tree
 from prefeed.system.trust import is_mine, why_not_private, why_unprotected
 
@@ -177,7 +177,7 @@ def take_over(directory: Path) -> None:
         OSError: The directory cannot be used.
     """
     try:
-        retry_while_locked(directory, lambda: _try_take_over(directory))
+        call_when_free(directory, lambda: _try_take_over(directory))
     except BlockingIOError:
         remove_files(directory)
         _prepare_for_readers(directory)

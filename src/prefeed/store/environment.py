@@ -27,7 +27,7 @@ from prefeed.store.namespaces import is_foreign, namespace_of, say_in_use_elsewh
 from prefeed.store.reservation import Reservation
 from prefeed.store.tree import require_whole
 from prefeed.system.large_pages import align_next_mapping
-from prefeed.system.locks import PATIENCE_SECONDS, TURN_SECONDS, ProcessLock, directory_lock, retry_while_locked
+from prefeed.system.locks import PATIENCE_SECONDS, TURN_SECONDS, ProcessLock, call_when_free, directory_lock
 
 DAMAGE: Final = (
     lmdb.BadTxnError, lmdb.CorruptedError, lmdb.CursorFullError, lmdb.IncompatibleError, lmdb.InvalidError, lmdb.NotFoundError,
@@ -275,9 +275,7 @@ def attach_reader_or_raise(
         BlockingIOError: Another process does not let go of the directory.
         OSError, lmdb.Error: The store cannot be opened.
     """
-    return retry_while_locked(
-        directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds
-    )
+    return call_when_free(directory, lambda: _attach_reader(directory, layout, adopts), within_seconds=within_seconds)
 
 
 def _attach_reader(directory: Path, layout: Layout, adopts: bool) -> SharedEnvironment | None:
@@ -358,7 +356,7 @@ def attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnviro
     Raises:
         BlockingIOError: Another process does not let go of the directory.
     """
-    return retry_while_locked(directory, lambda: _attach_to_write(directory, open_writing))
+    return call_when_free(directory, lambda: _attach_to_write(directory, open_writing))
 
 
 def _attach_to_write(directory: Path, open_writing: Callable[[Path], SharedEnvironment]) -> SharedEnvironment | None:
@@ -460,7 +458,7 @@ def try_adopt_size(shared: SharedEnvironment) -> bool:
         BlockingIOError: Another process does not let go of the directory.
         OSError: The file is no longer the one at its path.
     """
-    return retry_while_locked(Path(shared.path), lambda: try_remap(shared, shared.adopt_size))
+    return call_when_free(Path(shared.path), lambda: try_remap(shared, shared.adopt_size))
 
 
 def try_resize(shared: SharedEnvironment, map_bytes: int) -> bool:

@@ -229,7 +229,7 @@ def _prepare(shared: SharedEnvironment, held: Path, *, on_disk: bool) -> None:
         raise lmdb.VersionMismatchError(f"the store has layout {version!r}")
     if version is None and shared.reservation is not None and not shared.reservation.try_reserve(end + _FIRST_BYTES):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    # Opening a table is a write transaction to LMDB. Locks are held here: no one waits long, ``retry_while_locked`` asks again.
+    # Opening a table is a write transaction to LMDB. Locks are held here: no one waits long, ``call_when_free`` asks again.
     with shared.turn.hold(within_seconds=TURN_SECONDS):
         shared.open_tables(create=version is None)
         if version is None:

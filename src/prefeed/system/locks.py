@@ -169,7 +169,7 @@ def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS)
         FileNotFoundError: The directory does not exist, or was removed or replaced during the wait.
         OSError: The directory cannot be opened, or others may write to it.
     """
-    file = retry_while_locked(directory, lambda: _open_and_lock(directory), within_seconds=within_seconds)
+    file = call_when_free(directory, lambda: _open_and_lock(directory), within_seconds=within_seconds)
     try:
         if not os.path.samestat(os.fstat(file), os.stat(directory)):
             raise FileNotFoundError(f"{directory} was replaced")
@@ -181,7 +181,7 @@ def directory_lock(directory: Path, *, within_seconds: float = PATIENCE_SECONDS)
             os.close(file)
 
 
-def retry_while_locked(directory: Path, act: Callable[[], T], *, within_seconds: float = PATIENCE_SECONDS) -> T:
+def call_when_free(directory: Path, act: Callable[[], T], *, within_seconds: float = PATIENCE_SECONDS) -> T:
     """Call a function again while it raises BlockingIOError because a directory is locked.
 
     Use it if the function needs another lock. Waiting inside that lock for a process that may be suspended would block all threads and forks

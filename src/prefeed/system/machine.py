@@ -1,7 +1,4 @@
-"""Identifies this node and its processes among all nodes that share a home.
-
-Also reads mounts, file system types and open files from the kernel.
-"""
+"""Identifies this node and its processes, and reads mounts, file system types and open files from the kernel."""
 
 from __future__ import annotations
 

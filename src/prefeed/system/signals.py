@@ -28,9 +28,7 @@ JOB_SIGNALS: Final = frozenset(signal.valid_signals() - END_SIGNALS - _KEPT)
 def ignore_job_signals() -> Iterator[None]:
     """Ignore ``JOB_SIGNALS`` in the block and in processes started there. Only for the main thread."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in JOB_SIGNALS}
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, JOB_SIGNALS
-    )  # blocked if the process was started in ``hold_job_signals``
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)  # blocked by a start in ``hold_job_signals``
     try:
         yield
     finally:

@@ -28,9 +28,7 @@ def run_within(seconds: float, function: Callable[[], None]) -> bool:
         with suppress(_TooLongError):
             function()
 
-    thread = threading.Thread(
-        target=run, name="prefeed-limited", daemon=True
-    )  # named, because programs may count unnamed threads
+    thread = threading.Thread(target=run, name="prefeed-limited", daemon=True)  # programs may count unnamed threads
     try:
         thread.start()
     except RuntimeError:  # no more threads allowed

@@ -60,7 +60,7 @@ class DirectoryPlace:
         """
         self.url = root
         self.one_file_system: bool | None = None
-        self.excluded_directories: frozenset[tuple[int, int]] = frozenset()
+        self.excluded_ids: frozenset[tuple[int, int]] = frozenset()
         self.directories: list[str] = []
         self.broken_links: list[str] = []
         self.problems: list[Problem] = []
@@ -69,7 +69,7 @@ class DirectoryPlace:
         self.on_mount: Callable[[str, str], None] = lambda _path, _point: None
         self._step_ns = _TIME_STEPS[0]
         self._rooted: RootedDir | None = None
-        self._existing_ancestor = _nearest_existing_ancestor(root)
+        self._base = _nearest_existing_ancestor(root)
         try:
             if make:
                 os.makedirs(root, exist_ok=True)
@@ -93,7 +93,7 @@ class DirectoryPlace:
         return self._rooted
 
     def list_in_order(self, rules: Rules) -> Iterator[Entry]:
-        """See ``Root.list_in_order``. Links are followed, except into ``excluded_directories``.
+        """See ``Root.list_in_order``. Links are followed, except into ``excluded_ids``.
 
         Broken links are added to ``broken_links`` and unreadable paths to ``problems``, because such files may still exist. With
         ``one_file_system``, mounts below the root or on the way of a link are not entered.
@@ -110,7 +110,7 @@ class DirectoryPlace:
         tree = OrderedWalk(
             self.url,
             follow=True,
-            never=self.excluded_directories,
+            never=self.excluded_ids,
             enters=rules.takes_below,
             events=WalkEvents(
                 directory=self.directories.append,
@@ -134,7 +134,7 @@ class DirectoryPlace:
         tree = OrderedWalk(
             self.url,
             follow=False,
-            never=self.excluded_directories,
+            never=self.excluded_ids,
             enters=rules.takes_below,
             events=WalkEvents(problem=self._record_problems(rules), mount=on_mount),
         )
@@ -171,7 +171,7 @@ class DirectoryPlace:
                 return False
         return False
 
-    def is_unknown(self, path: str) -> bool:
+    def hides(self, path: str) -> bool:
         """Return whether a path may exist unseen, because the path or a directory above it was unreadable."""
         return not self._hidden.isdisjoint((path, *parents_of(path)))
 
@@ -181,9 +181,7 @@ class DirectoryPlace:
         events = WalkEvents(
             directory=found.append, mount=lambda path, _: not path or self.one_file_system is False
         )  # fmt: skip
-        for _ in OrderedWalk(
-            self.url, follow=False, never=self.excluded_directories, enters=rules.takes_below, events=events
-        ):
+        for _ in OrderedWalk(self.url, follow=False, never=self.excluded_ids, enters=rules.takes_below, events=events):
             pass
         return found
 
@@ -207,9 +205,7 @@ class DirectoryPlace:
         """See ``Target.open_sink``."""
         try:
             sink = DirectorySink(
-                self.rooted,
-                modes_of=origin if perms else None,
-                durable_up_to=self._existing_ancestor if durable else None,
+                self.rooted, modes_of=origin if perms else None, durable_up_to=self._base if durable else None
             )
         except OSError as err:
             raise JobError(f"{self.url} cannot be written to: {err.strerror}", path=self.url) from err
@@ -227,10 +223,7 @@ class DirectoryPlace:
             self._rooted.close()
 
     def status(self, path: str) -> os.stat_result | None:
-        """Stat a path, following links.
-
-        Returns:
-            None if the path does not exist.
+        """Stat a path, following links. Return None if it does not exist.
 
         Raises:
             OSError: The path cannot be read.
@@ -275,8 +268,7 @@ def _filter_entries(tree: Iterable[Entry], rules: Rules, mounts: MountTracker | 
 class DirectorySink:
     """Creates files in a work directory, verifies them, and renames them to their paths.
 
-    A reader sees the whole file or none. Files that a killed process left in the work directory are removed by the next sink. See
-    ``places.TargetSink``.
+    Files that a killed process left in the work directory are removed by the next sink. See ``places.TargetSink``.
 
     **Threads**: ``write`` and ``link`` may be called by many threads, for different paths.
 
@@ -442,10 +434,7 @@ class DirectorySink:
                     raise CopyError(f"{where}: the bytes read back are not the bytes written", path=where)
                 written += len(view)
             if written != body.size_bytes:
-                raise TruncatedBodyError(
-                    f"{where}: received {written} of {body.size_bytes} bytes; the object changed or its connection broke",
-                    path=where,
-                )
+                raise TruncatedBodyError(f"{where}: received {written} of {body.size_bytes} bytes", path=where)
             if self._modes_of is not None:
                 _copy_owner_and_mode(file, self._modes_of.locate(entry.path))
             stamp = stamp_of(entry, body.version)

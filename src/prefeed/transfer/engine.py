@@ -158,8 +158,6 @@ class _CopyRun:
         self._full: str | None = None
         self._fatal: BaseException | None = None
 
-    # ---------------------------------------------------------------- the caller's thread
-
     def wait(self, progress: Callable[[CopyProgress], None]) -> None:
         """Wait until all threads have ended. Raise the error that stopped them."""
         try:
@@ -203,8 +201,6 @@ class _CopyRun:
     def _wait_until_idle(self, within_seconds: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._num_working == 0, within_seconds)
-
-    # ---------------------------------------------------------------- the threads
 
     def _start_threads(self) -> None:
         """Start threads up to the number that the scheduler has work for."""

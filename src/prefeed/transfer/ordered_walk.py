@@ -59,7 +59,7 @@ class _Directory:
     chain: frozenset[tuple[int, int]]
 
 
-class _ScannedName(NamedTuple):
+class _Child(NamedTuple):
     """A name in a directory: its path, whether to enter it as a directory, and whether it is a link to one."""
 
     path: str
@@ -72,7 +72,7 @@ class _Scan:
     """Content of a directory in key order. ``directory`` is None if the directory is not entered."""
 
     directory: _Directory | None
-    names: list[_ScannedName] = field(default_factory=list)
+    names: list[_Child] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -80,7 +80,7 @@ class _Scan:
 class _Chunk:
     """Consecutive names, with the requests for their statuses and directories."""
 
-    names: list[_ScannedName]
+    names: list[_Child]
     found: Future[list[Entry | Problem | None]]
     scans: dict[str, Future[_Scan]] = field(default_factory=dict)
 
@@ -178,15 +178,13 @@ class OrderedWalk:
             done = ahead.popleft()
             for name, found in zip(done.names, done.found.result(), strict=True):
                 if name.is_directory:
-                    yield from self._walk_directory(pool, name, done.scans[name.path].result(), scan.directory)
+                    yield from self._enter(pool, name, done.scans[name.path].result(), scan.directory)
                 elif isinstance(found, Entry):
                     yield found
                 elif found is not None:
                     self._events.problem(found)
 
-    def _walk_directory(
-        self, pool: ThreadPoolExecutor, name: _ScannedName, scan: _Scan, above: _Directory
-    ) -> Iterator[Entry]:
+    def _enter(self, pool: ThreadPoolExecutor, name: _Child, scan: _Scan, above: _Directory) -> Iterator[Entry]:
         if scan.directory is None:
             for problem in scan.problems:
                 self._events.problem(problem)
@@ -200,7 +198,7 @@ class OrderedWalk:
         if goes_on:
             yield from self._walk(pool, scan)
 
-    def _submit_chunk(self, pool: ThreadPoolExecutor, names: list[_ScannedName], above: _Directory) -> _Chunk:
+    def _submit_chunk(self, pool: ThreadPoolExecutor, names: list[_Child], above: _Directory) -> _Chunk:
         chunk = _Chunk(names, pool.submit(self._statuses, names, above))
         for name in names:
             if name.is_directory:
@@ -224,7 +222,7 @@ class OrderedWalk:
                 return _Scan(None)
             relative = path and path + "/"
             scan = _Scan(_Directory(relative, identity, above, chain | {identity[:2]}))
-            found: list[tuple[bytes, _ScannedName]] = []
+            found: list[tuple[bytes, _Child]] = []
             try:
                 with os.scandir(descriptor) as entries:
                     for entry in entries:
@@ -237,9 +235,9 @@ class OrderedWalk:
                                 continue
                             is_directory = False  # the later stat reports the reason
                         if not is_directory:
-                            found.append((key_of(name), _ScannedName(relative + name, False, False)))
+                            found.append((key_of(name), _Child(relative + name, False, False)))
                         elif self._enters(relative + name):
-                            found.append((key_of(name + "/"), _ScannedName(relative + name, True, entry.is_symlink())))
+                            found.append((key_of(name + "/"), _Child(relative + name, True, entry.is_symlink())))
             except OSError as err:
                 if above is None:
                     raise
@@ -253,7 +251,7 @@ class OrderedWalk:
         no_link = 0 if self._follow or not path else os.O_NOFOLLOW
         return os.open(self._prefix + path if path else self._root, _DIRECTORY | no_link)
 
-    def _statuses(self, names: list[_ScannedName], above: _Directory) -> list[Entry | Problem | None]:
+    def _statuses(self, names: list[_Child], above: _Directory) -> list[Entry | Problem | None]:
         return [None if name.is_directory else self._status(name.path, above) for name in names]
 
     def _status(self, path: str, above: _Directory) -> Entry | Problem | None:

@@ -321,9 +321,7 @@ class _HashedChunks:
         data = b"".join(self._body.chunks())
         self.md5.update(data)
         if len(data) != self._body.size_bytes:
-            raise TruncatedBodyError(
-                f"received {len(data)} of {self._body.size_bytes} bytes; the object changed or its connection broke"
-            )
+            raise TruncatedBodyError(f"received {len(data)} of {self._body.size_bytes} bytes")
         return data
 
     def __iter__(self) -> Iterator[Buffer]:

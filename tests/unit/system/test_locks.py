@@ -16,7 +16,7 @@ from prefeed.store import environment
 from prefeed.store.layout import data_path
 from prefeed.store.shared import SharedTier
 from prefeed.system import locks
-from prefeed.system.locks import directory_lock, retry_while_locked
+from prefeed.system.locks import call_when_free, directory_lock
 
 LONG = 100.0
 
@@ -49,7 +49,7 @@ def test_what_was_waited_for_in_vain_is_not_waited_for_again(tmp_path: Path) -> 
         calls = []
         for within_seconds in (0.02, LONG):
             with pytest.raises(BlockingIOError):
-                retry_while_locked(
+                call_when_free(
                     tmp_path, lambda: calls.append(locks._open_and_lock(tmp_path)), within_seconds=within_seconds
                 )
         assert calls == []
