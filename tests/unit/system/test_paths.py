@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.system.paths import is_in, path_below, is_in_resolved
+from prefeed.system.paths import is_in, is_in_resolved, path_below
 
 
 @pytest.mark.parametrize(
