@@ -200,19 +200,19 @@ def create_and_lock(directory: Path, *, on_wait: Callable[[int], None]) -> Itera
         StoreError: Another user owns the directory.
     """
     is_waiting = False
+    own: RootedDir | None = None
     with contextlib.ExitStack() as stack:
-        while True:
+        while own is None:
             try:
                 _create(directory)
                 own = _lock_and_open(stack, directory, directory_lock(directory, within_seconds=0))
-                break
             except FileNotFoundError:  # another process removed the directory in between
                 continue
             except BlockingIOError:
                 if not is_waiting:
                     on_wait(holder_of(directory))
                 is_waiting = True
-            threading.Event().wait(_POLL_SECONDS)
+                threading.Event().wait(_POLL_SECONDS)
         yield own
 
 
