@@ -161,7 +161,7 @@ class LocalFiles:
         return not inode or inode == status.st_ino
 
     def _is_listed(self, object_id: int, status: os.stat_result) -> bool:
-        """Return whether a file has the listed version, which copies of objects store as a hash in the time."""
+        """Return whether a file has the listed version. Copies of objects store a hash of it in their time."""
         manifest = self._manifest
         if not stat.S_ISREG(status.st_mode) or status.st_size != int(manifest.sizes[object_id]):
             return False

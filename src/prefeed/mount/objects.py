@@ -206,7 +206,7 @@ class MountedObjects:
     # ------------------------------------------------------------ not in the tier
 
     def _read_first_version(self, object_id: int, offset: int, size_bytes: int, task: int) -> Buffer:
-        """Read a part of an unversioned object, from the version of which a part was read first."""
+        """Read a part of an unversioned object. All parts come from the version that was read first."""
         recent = self._recent_value(object_id)
         if recent is None and self._dataset is not None:
             try:

@@ -172,7 +172,7 @@ class DirectoryPlace:
         return False
 
     def hides(self, path: str) -> bool:
-        """Return whether a path may exist unseen, because the path or a directory above it was unreadable."""
+        """Return whether a file may exist at a path without being listed, because the path or a parent was unreadable."""
         return not self._hidden.isdisjoint((path, *parents_of(path)))
 
     def list_directories(self, rules: Rules) -> list[str]:
