@@ -572,7 +572,7 @@ def test_what_stands_in_the_way_is_said(source: Path, point: Path, tmp_path: Pat
         start_mount(os.fspath(source), point, config, links={"x": os.fspath(tmp_path / "absent")})
     with pytest.raises(MountError, match=f"nothing is mounted at {point}"):
         stop_mount(point)
-    with mounted(source, point), pytest.raises(MountError, match=f"is mounted at {point} already: `prefeed umount"):
+    with mounted(source, point), pytest.raises(MountError, match=f"is already mounted at {point}; run `prefeed umount"):
         start_mount(os.fspath(source), point, config)
 
 

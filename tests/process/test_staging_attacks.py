@@ -173,7 +173,7 @@ def _mounts(kind: str, sandbox_root: Path, place: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:  # mounted after the scan: neither removed in, nor written to
         after_the_scan(patched, lambda: mount(data / "a"))
         make(origin, {"a/b/c": b"changed", "a/new/one": b"new"})
-        with pytest.raises(CopyError, match=f"{data}/a lies in a mount"):
+        with pytest.raises(CopyError, match=f"{data}/a is in a mount"):
             staged(origin, place)
         assert tree(data / "a") == OUTSIDE
         assert set(os.listdir(data / "a")) == {"b", "d", "x"}

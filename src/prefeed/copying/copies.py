@@ -242,7 +242,7 @@ def _lock_and_open(
     try:
         descriptor = os.open(held_as, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError as err:  # /proc is missing, because the lock keeps the copy
-        raise CopyError(f"nothing is done with {directory}: /proc is not mounted; mount it") from err
+        raise CopyError(f"{directory} cannot be used, because /proc is not mounted; mount it") from err
     return stack.enter_context(RootedDir(str(directory), descriptor=descriptor, is_own=True))
 
 

@@ -94,7 +94,9 @@ class SpaceBudget:
         wanted = footprint(size_bytes)
         with self._lock:
             if wanted > self._left_bytes:
-                raise TargetFullError(f"{wanted:,} bytes are needed and {self._left_bytes:,} are left")
+                raise TargetFullError(
+                    f"the file needs {wanted:,} bytes, and {self._left_bytes:,} are left; free space, or raise --size"
+                )
             self._unmeasured_bytes += wanted
             if self._unmeasured_bytes >= _MEASURE_EVERY_BYTES:
                 self._unmeasured_bytes = 0
@@ -198,7 +200,7 @@ def require_any_fit(left: Sequence[Entry], num_copies: int, room_bytes: int, why
     if left and not num_copies:
         smallest = min(footprint(entry.size_bytes) for entry in left)
         raise DoesNotFitError(
-            f"none of {len(left):,} files fits in {place}: the smallest needs {smallest:,} bytes, and there is room for "
+            f"none of {len(left):,} files fits in {place}: the smallest needs {smallest:,} bytes, and there is space for "
             f"{room_bytes:,}: {why}. Free space there, or name another place with --to",
             needed_bytes=smallest,
             room_bytes=room_bytes,

@@ -189,7 +189,7 @@ def _open(typed: str, url: str, directory: Path, config: Config) -> Source:
 
 def _refuse_overlap(url: str, directory: Path) -> None:
     if is_within(url, str(directory)) or is_within(str(directory), url):
-        raise CopyError(f"{directory} and {url} overlap, one inside the other; name another place with --to")
+        raise CopyError(f"{directory} and {url} overlap; name another place with --to")
 
 
 class _StageRun:
@@ -292,7 +292,7 @@ class _StageRun:
         if found.left and not self._has_links and not self._request.allow_partial:
             raise DoesNotFitError(
                 f"{self._source.url} has {plan.total_bytes:,} bytes in {plan.num_objects:,} objects, and "
-                f"{self._request.place} has room for {plan.room_bytes:,}: {plan.why}. Name another place with --to, or "
+                f"{self._request.place} has space for {plan.room_bytes:,}: {plan.why}. Name another place with --to, or "
                 "copy a part of it with --partial",
                 needed_bytes=plan.total_bytes,
                 room_bytes=plan.room_bytes,

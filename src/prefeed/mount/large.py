@@ -244,7 +244,7 @@ class LargeObjects:
                 return
             if not fits_in_tiers(node.statistics(), opened.info.size_bytes):
                 _log.info(
-                    "prefeed: the tiers have no room for all of %s: parts of it come from its store", opened.location
+                    "prefeed: the tiers have no space for all of %s; its parts are read from the store", opened.location
                 )
                 return
             ids = np.arange(opened.num_blocks, dtype=np.int64)

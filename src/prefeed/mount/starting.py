@@ -100,7 +100,7 @@ def stop_mount(point: str | os.PathLike[str], *, lazily: bool = False) -> None:
     found = mounted_at(where)
     if found is None or found.kind != KIND:
         what = "nothing is" if found is None else f"a file system of type {found.kind} is"
-        raise MountError(f"{what} mounted at {where}: `prefeed umount` takes away mounts of `prefeed mount`")
+        raise MountError(f"{what} mounted at {where}: `prefeed umount` only ends mounts of `prefeed mount`")
     try:
         unmount(where, lazily=lazily)
     except OSError as err:
@@ -172,7 +172,7 @@ def _prepare_point(point: str | os.PathLike[str]) -> str:
         unmount(where, lazily=True)
         return _prepare_point(where)
     if found is not None and found.kind == KIND:
-        raise MountError(f"{found.source} is mounted at {where} already: `prefeed umount {where}` takes it away")
+        raise MountError(f"{found.source} is already mounted at {where}; run `prefeed umount {where}` first")
     if names:
         shown = sorted(names)[0]
         raise MountError(f"{where} is not empty ({len(names)} names, such as {shown!r}): name an empty directory")
@@ -181,9 +181,7 @@ def _prepare_point(point: str | os.PathLike[str]) -> str:
 
 def _check_link(name: str, target: str) -> str:
     if not name or "/" in name or name in (".", ".."):
-        raise MountError(
-            f"{name!r} is no name of a directory below the mount: write NAME=DIR, with a NAME without slashes"
-        )
+        raise MountError(f"{name!r} is not a valid name below the mount: write NAME=DIR, with a NAME without slashes")
     where = os.path.abspath(target)
     if not os.path.isdir(where):
         raise MountError(f"{where} is not a directory: create it first, for {name}={target}")

@@ -164,12 +164,12 @@ def why_unsafe(path: str) -> str | None:
     if not path or path.startswith("/"):
         return "is empty or absolute"
     if "\0" in path:
-        return "has a zero byte in it"
+        return "contains a zero byte"
     for part in path.split("/"):
         if part in ("", ".", ".."):
-            return f"has {part!r} between two slashes, which is no name of a file"
+            return f"has {part!r} as a file name, which is not allowed"
         if len(part) > _MAX_NAME_BYTES // 4 and len(os.fsencode(part)) > _MAX_NAME_BYTES:
-            return f"has a name of more than {_MAX_NAME_BYTES} bytes in it"
+            return f"contains a name of more than {_MAX_NAME_BYTES} bytes"
     return None
 
 

@@ -247,7 +247,7 @@ def _describe_obstacle(descriptor: int, part: str) -> str:
     is_link = _is_link(descriptor, part)
     if is_link:
         return f"{part!r}, which is a link and is not followed"
-    return f"{part!r}, which is no directory: remove or rename it there, or --exclude what the source has below it"
+    return f"{part!r}, which is not a directory: remove or rename it there, or --exclude what the source has below it"
 
 
 def _is_link(descriptor: int, name: str) -> bool:
@@ -266,8 +266,7 @@ def raise_translated(err: OSError, where: str) -> NoReturn:
         raise BadTargetNameError(f"{where}: something else of this name is in the way: {reason}", path=where) from err
     if err.errno == errno.EXDEV:
         raise BadTargetNameError(
-            f"{where} lies in a mount below the destination, where files cannot be written atomically: sync that mount separately "
-            "",
+            f"{where} is in a mount below the destination, where files cannot be written atomically; sync that mount separately",
             path=where,
         ) from err
     if err.errno in _BAD_NAME or err.errno in _ONE_DIRECTORY:

@@ -136,7 +136,7 @@ def test_a_name_that_cannot_be_there_concerns_one_file(place: Place) -> None:
 def test_what_is_in_the_way_concerns_one_file(place: Place) -> None:
     place.write("a", WholeBody(b"", ""))
 
-    with pytest.raises(BadTargetNameError, match="no directory"):
+    with pytest.raises(BadTargetNameError, match="not a directory"):
         place.write("a/b", WholeBody(b"", ""))
 
 
