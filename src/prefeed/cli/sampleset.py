@@ -26,11 +26,11 @@ from prefeed.client.launch import server_environment
 from prefeed.config import Config
 from prefeed.errors import PrefeedError, SpecError
 from prefeed.jobs.running import copy_to_origin
-from prefeed.sampleset.applying import UNCHANGED, Applied, apply_documents, find_secret
+from prefeed.sampleset.applying import UNCHANGED, ApplyResult, apply_documents, find_secret
 from prefeed.sampleset.provision import bring_up, delete
 from prefeed.sampleset.records import Progress as SetProgress
 from prefeed.sampleset.records import SampleSet, find, names
-from prefeed.sampleset.status import PARTIAL_READY, READY, Explained, SampleSetStatus, explain, observe
+from prefeed.sampleset.status import PARTIAL_READY, READY, FieldMeaning, SampleSetStatus, explain, observe
 from prefeed.sampleset.yaml_files import errors_of, load_documents
 
 STDIN: Final = "-"
@@ -163,11 +163,11 @@ def _text_of(file: str) -> bytes:
         raise SpecError(f"{file} cannot be read: {err.strerror}") from err
 
 
-def _is_changed(applied: Applied) -> bool:
+def _is_changed(applied: ApplyResult) -> bool:
     return applied.action != UNCHANGED
 
 
-def _explained(found: SampleSet, config: Config) -> Sequence[Explained]:
+def _explained(found: SampleSet, config: Config) -> Sequence[FieldMeaning]:
     if not found.spec.secret:
         return explain(found, config)
     secret = find_secret(found.spec.secret, config)
@@ -216,11 +216,11 @@ def _bring_up_detached(found: SampleSet, config: Config, *, is_changed: bool) ->
 # ---------------------------------------------------------------- what is printed
 
 
-def applied_lines(applied: Sequence[Applied]) -> list[str]:
+def applied_lines(applied: Sequence[ApplyResult]) -> list[str]:
     return [f"{each.kind.lower()} {each.name} {each.action}" for each in applied]
 
 
-def applied_object(applied: Sequence[Applied], seen: Sequence[Seen]) -> JsonObject:
+def applied_object(applied: Sequence[ApplyResult], seen: Sequence[Seen]) -> JsonObject:
     return {
         "applied": [{"kind": each.kind, "name": each.name, "action": each.action} for each in applied],
         "samplesets": [_set_object(*each) for each in seen],
@@ -285,7 +285,7 @@ def _set_object(found: SampleSet, status: SampleSetStatus) -> JsonObject:
     }
 
 
-def described_object(found: SampleSet, status: SampleSetStatus, explained: Sequence[Explained]) -> JsonObject:
+def described_object(found: SampleSet, status: SampleSetStatus, explained: Sequence[FieldMeaning]) -> JsonObject:
     return {
         **_set_object(found, status),
         "spec": found.document,
@@ -316,7 +316,7 @@ def described_rows(found: SampleSet, status: SampleSetStatus, *, now: float) -> 
     return rows
 
 
-def explained_lines(explained: Sequence[Explained]) -> list[str]:
+def explained_lines(explained: Sequence[FieldMeaning]) -> list[str]:
     return [printable(f"  {each.field}: {each.value}\n      {each.meaning}") for each in explained]
 
 

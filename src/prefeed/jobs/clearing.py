@@ -11,7 +11,7 @@ from prefeed.config import Config
 from prefeed.errors import EmptyListingError, PrefeedError, ServerUnavailableError
 from prefeed.jobs.places import Place
 from prefeed.jobs.rmr import relative_paths
-from prefeed.sampleset.records import SampleSet, note_progress, read_progress, set_of_home
+from prefeed.sampleset.records import SampleSet, read_progress, record_progress, set_of_home
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.urls import is_of_store, open_source
 from prefeed.system.paths import overlap_by_name
@@ -74,7 +74,7 @@ def _list_anew(found: SampleSet, library: ManifestLibrary, settings: Config) -> 
     except (PrefeedError, OSError):
         return
     if emptied or read_progress(found).emptied:
-        note_progress(found, emptied=emptied)
+        record_progress(found, emptied=emptied)
 
 
 def _use_listings(client: NodeClient, root: str, config: Config) -> None:

@@ -10,7 +10,7 @@ from prefeed.config import Config
 from prefeed.errors import JobSpecError
 from prefeed.sampleset.locations import without_keys
 from prefeed.sampleset.names import find_named, is_named
-from prefeed.sampleset.records import SampleSet, held
+from prefeed.sampleset.records import SampleSet, lock_recorded
 from prefeed.sources.urls import BLOCKS, PACK, canonical_url
 from prefeed.transfer.entries import why_unsafe
 from prefeed.transfer.store import WRITABLE
@@ -99,5 +99,5 @@ def held_sets(*places: Place, sample_set: SampleSet | None = None) -> Iterator[N
     found = {one.name: one for one in sets if one is not None}
     with contextlib.ExitStack() as stack:
         for name in sorted(found):  # in one order, or two jobs would wait for each other
-            stack.enter_context(held(found[name]))
+            stack.enter_context(lock_recorded(found[name]))
         yield

@@ -34,7 +34,7 @@ from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
 from prefeed.jobs.sync import sync_between
 from prefeed.jobs.warming import WarmEvents, warm_up
 from prefeed.sampleset.documents import Document
-from prefeed.sampleset.records import SampleSet, note_progress
+from prefeed.sampleset.records import SampleSet, record_progress
 from prefeed.system.machine import Process
 from prefeed.types import WarmResult
 
@@ -243,9 +243,9 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
     record = records.note(job.name, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts))
     if job.sample_set is not None and not done.problem:
         if job.fills_origin:
-            note_progress(job.sample_set, sync_job=job.name, synced=time.time())
+            record_progress(job.sample_set, sync_job=job.name, synced=time.time())
         elif job.type == WARMUP:
-            note_progress(job.sample_set, warmup_job=job.name)
+            record_progress(job.sample_set, warmup_job=job.name)
     return record
 
 
@@ -254,7 +254,7 @@ def copy_to_origin(
 ) -> None:  # fmt: skip
     """The origin has all that the source has. Nothing is deleted at either.
 
-    Called while the set is held by ``working_at``, as each of its jobs does: this one is recorded among them, so that those
+    Called while the set is held by ``lock_set``, as each of its jobs does: this one is recorded among them, so that those
     which come later wait for it.
 
     Args:
@@ -302,7 +302,7 @@ def _begun(found: SampleSet, records: Records) -> JobRecord:
     )
     with records.changing():
         records.write(job)
-    note_progress(found, sync_job=job.id)
+    record_progress(found, sync_job=job.id)
     return job
 
 

@@ -24,7 +24,7 @@ from prefeed.config import Config
 from prefeed.errors import CannotChangeError, SampleSetNotFoundError, SpecError
 from prefeed.sampleset.documents import Document, Envelope, Fields, Unused, decode, kind_of, require_name
 from prefeed.sampleset.locations import Location, locate, locate_bucket
-from prefeed.sampleset.records import SampleSet, applying, directory_of, find, names, write_record
+from prefeed.sampleset.records import SampleSet, directory_of, find, lock_sets, names, write_record
 from prefeed.sampleset.spec import API_VERSION, CHANGEABLE, KIND, NO_PLACE, SampleSetDocument, SampleSetSpec
 from prefeed.sampleset.tiers import plan_tiers
 from prefeed.sources.credentials import ACCESS_KEY, SECRET_KEY, Value, write_credentials
@@ -100,7 +100,7 @@ FindSecret = Callable[[str], Secret]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class ApplyResult:
     """What became of a document.
 
     Attributes:
@@ -117,7 +117,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class DataLocations:
     """Where the data of a set is.
 
     Attributes:
@@ -132,17 +132,17 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    said: SampleSetDocument
+class _PlannedSet:
+    parsed: SampleSetDocument
     document: Document
-    places: Places
+    places: DataLocations
 
     @property
     def name(self) -> str:
-        return self.said.metadata.name
+        return self.parsed.metadata.name
 
 
-def apply_documents(documents: Iterable[Document], base: Config) -> list[Applied]:
+def apply_documents(documents: Iterable[Document], base: Config) -> list[ApplyResult]:
     """The home has what the documents ask for; nothing is written when one of them cannot be.
 
     Args:
@@ -157,9 +157,9 @@ def apply_documents(documents: Iterable[Document], base: Config) -> list[Applied
     sets: list[tuple[SampleSetDocument, Document]] = []
     for document in documents:
         if _require_kind(document) == KIND:
-            said = decode(document, SampleSetDocument)
-            plan_tiers(said.spec)
-            sets.append((said, document["spec"]))
+            parsed = decode(document, SampleSetDocument)
+            plan_tiers(parsed.spec)
+            sets.append((parsed, document["spec"]))
         else:
             secret = _parse_secret(document)
             new_secrets[secret.name] = secret
@@ -169,21 +169,23 @@ def apply_documents(documents: Iterable[Document], base: Config) -> list[Applied
     def secret_of(name: str) -> Secret:
         return new_secrets[name] if name in new_secrets else find_secret(name, base)
 
-    with applying(base):
-        wanted = [
-            _Wanted(said=said, document=document, places=plan_places(said.spec, said.metadata.name, secret_of))
-            for said, document in sets
+    with lock_sets(base):
+        planned = [
+            _PlannedSet(
+                parsed=parsed, document=document, places=plan_places(parsed.spec, parsed.metadata.name, secret_of)
+            )
+            for parsed, document in sets
         ]
-        for each in wanted:
+        for each in planned:
             _require_same(each, base)
-        others = _sets_with(set(new_secrets), {each.name for each in wanted}, base)
+        others = _sets_with(set(new_secrets), {each.name for each in planned}, base)
         renewed = [(found, plan_places(found.spec, found.name, secret_of)) for found in others]
         for found, places in renewed:
             _require_same_places(found, places)
         # From here on it is written: secrets before those who have them.
         applied = [_apply_secret(secret, base) for secret in new_secrets.values()]
         applied += [_renew(found, places) for found, places in renewed]
-        return applied + [_apply_set(each, base) for each in wanted]
+        return applied + [_apply_set(each, base) for each in planned]
 
 
 def _require_kind(document: Document) -> str:
@@ -204,7 +206,7 @@ def _require_kind(document: Document) -> str:
 # ---------------------------------------------------------------- places
 
 
-def plan_places(spec: SampleSetSpec, name: str, secret_of: FindSecret) -> Places:
+def plan_places(spec: SampleSetSpec, name: str, secret_of: FindSecret) -> DataLocations:
     """Return where the data of a set comes from and where it is read.
 
     Data is copied to the bucket of ``secretRef``, into a directory of the set's name, unless it names none or ``noSync``
@@ -218,18 +220,18 @@ def plan_places(spec: SampleSetSpec, name: str, secret_of: FindSecret) -> Places
     if not spec.uri:
         if secret is None or bucket is None:
             raise SpecError(f"spec{NO_PLACE.path}{NO_PLACE.said}")
-        return Places(source=bucket, origin=bucket, entries=_entries([(bucket, secret)]))
+        return DataLocations(source=bucket, origin=bucket, entries=_entries([(bucket, secret)]))
     source = locate(spec.uri, "spec.source.uri")
     speaker = secret_of(spec.source_secret) if spec.source_secret else secret if bucket is None else None
     if spec.no_sync or bucket is None:
-        return Places(source=source, origin=source, entries=_entries([(source, speaker)]))
+        return DataLocations(source=source, origin=source, entries=_entries([(source, speaker)]))
     origin = replace(bucket, url=f"{bucket.url.rstrip('/')}/{name}")
     if is_in(source.url, origin.url) or is_in(origin.url, source.url):
         raise SpecError(
             f"the data would be copied from {source.url} to {origin.url}, and one of them contains the other; write noSync: true "
             "to read it where it is, or name another bucket in the secret"
         )
-    return Places(source=source, origin=origin, entries=_entries([(source, speaker), (bucket, secret)]))
+    return DataLocations(source=source, origin=origin, entries=_entries([(source, speaker), (bucket, secret)]))
 
 
 def _entries(pairs: Iterable[tuple[Location, Secret | None]]) -> list[dict[str, Value]]:
@@ -244,38 +246,40 @@ def _entries(pairs: Iterable[tuple[Location, Secret | None]]) -> list[dict[str, 
 # ---------------------------------------------------------------- writing
 
 
-def _apply_secret(secret: Secret, base: Config) -> Applied:
-    is_new = secret.name not in _stored(base)
+def _apply_secret(secret: Secret, base: Config) -> ApplyResult:
+    is_new = secret.name not in _stored_secrets(base)
     is_changed = _store_secret(secret, base)
-    return Applied(kind=SECRET, name=secret.name, action=CREATED if is_new else CONFIGURED if is_changed else UNCHANGED)
+    return ApplyResult(
+        kind=SECRET, name=secret.name, action=CREATED if is_new else CONFIGURED if is_changed else UNCHANGED
+    )
 
 
-def _stored(base: Config) -> set[str]:
+def _stored_secrets(base: Config) -> set[str]:
     return {path.stem for path in (base.home / _SECRETS).glob("*.json")}
 
 
-def _apply_set(wanted: _Wanted, base: Config) -> Applied:
-    before = _before(wanted.name, base)
+def _apply_set(planned: _PlannedSet, base: Config) -> ApplyResult:
+    before = _find_or_none(planned.name, base)
     now = SampleSet(
-        name=wanted.name,
-        namespace=wanted.said.metadata.namespace,
-        spec=wanted.said.spec,
-        source_url=wanted.places.source.url,
-        origin_url=wanted.places.origin.url,
-        directory=directory_of(wanted.name, base),
+        name=planned.name,
+        namespace=planned.parsed.metadata.namespace,
+        spec=planned.parsed.spec,
+        source_url=planned.places.source.url,
+        origin_url=planned.places.origin.url,
+        directory=directory_of(planned.name, base),
         created=time.time() if before is None else before.created,
-        document=wanted.document,
+        document=planned.document,
     )
     now.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Credentials first: a reader that finds the record can use it.
-    is_changed = write_credentials(now.home, wanted.places.entries)
+    is_changed = write_credentials(now.home, planned.places.entries)
     action = CREATED if before is None else CONFIGURED if is_changed or before != now else UNCHANGED
     if before != now:
         write_record(now)
-    return Applied(kind=KIND, name=now.name, action=action, sample_set=now)
+    return ApplyResult(kind=KIND, name=now.name, action=action, sample_set=now)
 
 
-def _before(name: str, base: Config) -> SampleSet | None:
+def _find_or_none(name: str, base: Config) -> SampleSet | None:
     with contextlib.suppress(SampleSetNotFoundError):
         return find(name, base)
     return None
@@ -287,33 +291,33 @@ def _sets_with(changed: set[str], applied: set[str], base: Config) -> list[Sampl
     return [found for found in others if not changed.isdisjoint((found.spec.secret, found.spec.source_secret))]
 
 
-def _renew(found: SampleSet, places: Places) -> Applied:
+def _renew(found: SampleSet, places: DataLocations) -> ApplyResult:
     is_changed = write_credentials(found.home, places.entries)
-    return Applied(kind=KIND, name=found.name, action=CONFIGURED if is_changed else UNCHANGED, sample_set=found)
+    return ApplyResult(kind=KIND, name=found.name, action=CONFIGURED if is_changed else UNCHANGED, sample_set=found)
 
 
-def _require_same(wanted: _Wanted, base: Config) -> None:
-    before = _before(wanted.name, base)
+def _require_same(planned: _PlannedSet, base: Config) -> None:
+    before = _find_or_none(planned.name, base)
     if before is None:
         return
-    if before.namespace != wanted.said.metadata.namespace:
+    if before.namespace != planned.parsed.metadata.namespace:
         raise CannotChangeError(
             f"the sample set {before.name} is in the namespace {before.namespace}, and names are unique over all of them; "
             f"delete it first, or give this one another name"
         )
-    _require_same_places(before, wanted.places)
+    _require_same_places(before, planned.places)
     changes = {
-        "spec.noSync": before.spec.no_sync != wanted.said.spec.no_sync,
-        "spec.secretRef": before.spec.secret != wanted.said.spec.secret,
-        "a level's mediumType or path": _where(before.spec) != _where(wanted.said.spec),
-        "sub-dir": before.read_url != replace(before, spec=wanted.said.spec).read_url,
+        "spec.noSync": before.spec.no_sync != planned.parsed.spec.no_sync,
+        "spec.secretRef": before.spec.secret != planned.parsed.spec.secret,
+        "a level's mediumType or path": _tier_paths(before.spec) != _tier_paths(planned.parsed.spec),
+        "sub-dir": before.read_url != replace(before, spec=planned.parsed.spec).read_url,
     }
     changed = [name for name, is_changed in changes.items() if is_changed]
     if changed:
         raise _cannot_change(before, changed[0])
 
 
-def _require_same_places(before: SampleSet, places: Places) -> None:
+def _require_same_places(before: SampleSet, places: DataLocations) -> None:
     if before.source_url != places.source.url:
         raise _cannot_change(before, f"spec.source, which was {before.source_url} and is {places.source.url},")
     if before.origin_url != places.origin.url:
@@ -328,7 +332,7 @@ def _cannot_change(before: SampleSet, what: str) -> CannotChangeError:
     )
 
 
-def _where(spec: SampleSetSpec) -> tuple[tuple[str, str], ...]:
+def _tier_paths(spec: SampleSetSpec) -> tuple[tuple[str, str], ...]:
     tiers = plan_tiers(spec)
     return tuple((level.medium, level.path) for level in (tiers.memory, tiers.disk) if level is not None)
 
@@ -370,19 +374,19 @@ class _SecretDocument(Envelope, frozen=True, kw_only=True):
 
 def _parse_secret(document: Document) -> Secret:
     """Return the secret of a document; as Kubernetes has it, ``stringData`` wins. No value is in a message."""
-    said = decode(document, _SecretDocument, is_secret=True)
-    values = {name: _decoded(value, f"data.{name}") for name, value in msgspec.to_builtins(said.data).items()}
-    return _secret(said.metadata.name, values | msgspec.to_builtins(said.string_data))
+    parsed = decode(document, _SecretDocument, is_secret=True)
+    values = {name: _decode_base64(value, f"data.{name}") for name, value in msgspec.to_builtins(parsed.data).items()}
+    return _create_secret(parsed.metadata.name, values | msgspec.to_builtins(parsed.string_data))
 
 
-def _decoded(value: Value, what: str) -> Value:
+def _decode_base64(value: Value, what: str) -> Value:
     try:
         return base64.b64decode(value, validate=True).decode().rstrip("\n") if isinstance(value, str) else value
     except (binascii.Error, ValueError):
         raise SpecError(f"{what} must be base64; put plain text into stringData") from None
 
 
-def _secret(name: str, values: Mapping[str, Value]) -> Secret:
+def _create_secret(name: str, values: Mapping[str, Value]) -> Secret:
     if (ACCESS_KEY in values) != (SECRET_KEY in values):
         raise SpecError(f"the secret {name} must have both access-key and secret-key, or neither")
     for plain in ("storage", "bucket", "name"):
@@ -427,7 +431,7 @@ def find_secret(name: str, config: Config) -> Secret:
         values = msgspec.convert(json.loads(data)["values"], dict[str, str | dict[str, str]])
     except (ValueError, KeyError, TypeError, msgspec.ValidationError):
         raise SpecError(f"{path} is damaged; apply the secret {name} again") from None
-    return _secret(name, values)
+    return _create_secret(name, values)
 
 
 def _path(name: str, config: Config) -> Path:

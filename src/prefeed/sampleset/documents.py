@@ -148,7 +148,7 @@ def decode(value: object, kind: type[T], path: str = "", *, is_secret: bool = Fa
         )
     except msgspec.ValidationError as err:
         try:
-            said = _refusal(err, value, kind, path, is_secret=is_secret)
+            said = _translate_error(err, value, kind, path, is_secret=is_secret)
         except LookupError:  # the name of a field that looks like msgspec's own words
             said = str(err)
         raise SpecError(said) from None
@@ -188,12 +188,12 @@ def _type_of(kind: Any) -> inspect.Type:
 def _without_nulls(value: object, types: Sequence[inspect.Type]) -> object:
     """Return a value of these types without the known fields that are null; an unknown one stays, and is refused."""
     if isinstance(value, dict):
-        inner = {name: [kind for each in _alternatives(types) for kind in _inside(each, name)] for name in value}
+        inner = {name: [kind for each in _alternatives(types) for kind in _types_at(each, name)] for name in value}
         return {
             name: _without_nulls(one, inner[name]) for name, one in value.items() if one is not None or not inner[name]
         }
     if isinstance(value, list):
-        items = [kind for each in _alternatives(types) for kind in _inside(each, "")]
+        items = [kind for each in _alternatives(types) for kind in _types_at(each, "")]
         return [_without_nulls(one, items) for one in value]
     return value
 
@@ -201,17 +201,17 @@ def _without_nulls(value: object, types: Sequence[inspect.Type]) -> object:
 # ---------------------------------------------------------------- what is said of a refusal
 
 
-def _refusal(err: msgspec.ValidationError, value: Any, kind: Any, path: str, *, is_secret: bool) -> str:
+def _translate_error(err: msgspec.ValidationError, value: Any, kind: Any, path: str, *, is_secret: bool) -> str:
     """Return msgspec's error in our words: it says where; the type there says what the field may be."""
     text, in_key, where = _PLACE.sub("", str(err)), "", ""
     if found := _PLACE.search(str(err)):
         in_key, where = found.groups()
     types = [_type_of(kind)]
     for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", where):
-        types = [inner for each in _alternatives(types) for inner in _inside(each, name)]
-        value, path = (value[name], _joined(path, name)) if name else (value[int(index)], f"{path}[{index}]")
+        types = [inner for each in _alternatives(types) for inner in _types_at(each, name)]
+        value, path = (value[name], _join_path(path, name)) if name else (value[int(index)], f"{path}[{index}]")
     if err.__cause__ is not None:
-        return _joined(path, str(err.__cause__).removeprefix("."))
+        return _join_path(path, str(err.__cause__).removeprefix("."))
     if in_key:
         odd = next(key for key in value if not isinstance(key, str))
         return f"{path or 'the document'} has a field whose name is {kind_name(odd)}; put it into quotes"
@@ -223,27 +223,29 @@ def _refusal(err: msgspec.ValidationError, value: Any, kind: Any, path: str, *, 
                 field.encode_name for field in known.values() if field.required and value.get(field.encode_name) is None
             ]
             name = next(iter(difflib.get_close_matches(name, missing, n=1)), name)
-        return _missing(name, value, known, path) if name in known else _unknown(name, known, path)
+        return _describe_missing(name, value, known, path) if name in known else _describe_unknown(name, known, path)
     if known and len(_alternatives(types)) == 1:
         return f"{path or 'a document'} must have fields; it is {kind_name(value)}"
-    wanted = _wanted(types)
-    return f"{path} must be {wanted}{'' if is_secret else f', not {_shown(value)}{_cure(wanted, value)}'}"
+    wanted = _describe_types(types)
+    return f"{path} must be {wanted}{'' if is_secret else f', not {_shown(value)}{_suggest_quotes(wanted, value)}'}"
 
 
-def _joined(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _unknown(name: str, known: dict[str, Any], path: str) -> str:
+def _describe_unknown(name: str, known: dict[str, Any], path: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     meant = f" Did you mean {near[0]}?" if near else ""
-    return f"{_joined(path, name)} is not known.{meant} Known fields: {', '.join(sorted(known)) or 'no field at all'}"
+    return (
+        f"{_join_path(path, name)} is not known.{meant} Known fields: {', '.join(sorted(known)) or 'no field at all'}"
+    )
 
 
-def _missing(name: str, value: dict[str, Any], known: dict[str, Any], path: str) -> str:
+def _describe_missing(name: str, value: dict[str, Any], known: dict[str, Any], path: str) -> str:
     near = difflib.get_close_matches(name, [given for given in value if given not in known], n=1)
     meant = f": {near[0]} is there, which is not known" if near else ""
-    return f"{_joined(path, name)} is missing{meant}"
+    return f"{_join_path(path, name)} is missing{meant}"
 
 
 def _alternatives(types: Sequence[inspect.Type]) -> list[inspect.Type]:
@@ -258,20 +260,20 @@ def _alternatives(types: Sequence[inspect.Type]) -> list[inspect.Type]:
     return found
 
 
-def _inside(kind: inspect.Type, name: str) -> list[inspect.Type]:
+def _types_at(kind: inspect.Type, name: str) -> list[inspect.Type]:
     if isinstance(kind, inspect.Metadata):
-        return _inside(kind.type, name)
+        return _types_at(kind.type, name)
     if isinstance(kind, inspect.StructType):
         return [field.type for field in kind.fields if field.encode_name == name]
     return [kind.item_type] if isinstance(kind, inspect.VarTupleType) else []
 
 
-def _wanted(types: Sequence[inspect.Type]) -> str:
+def _describe_types(types: Sequence[inspect.Type]) -> str:
     """Return what a value must be: the description of its type, or what follows from it."""
     first = _alternatives(types)[0]
     if isinstance(first, inspect.Metadata):
         described = (first.extra_json_schema or {}).get("description")
-        return str(described) if described else _wanted([first.type])
+        return str(described) if described else _describe_types([first.type])
     match first:
         case inspect.BoolType():
             return "true or false"
@@ -284,7 +286,7 @@ def _wanted(types: Sequence[inspect.Type]) -> str:
     return "a text"
 
 
-def _cure(wanted: str, value: object) -> str:
+def _suggest_quotes(wanted: str, value: object) -> str:
     """Return what to change where YAML took a number for a text, or a text for a number."""
     if "number" in wanted and isinstance(value, str) and re.match(_NUMBER, value):
         return ": write it without quotes"

@@ -116,7 +116,7 @@ def _locate(uri: str, what: str) -> Location:
         return Location(url=canonical_url(uri))
     name, separator, rest = uri.partition("://")
     if not separator:
-        return _locate(f"{_guessed_storage(uri, what)}://{uri}", what)
+        return _locate(f"{_guess_storage(uri, what)}://{uri}", what)
     name = name.lower()
     if name.startswith(PACK) or name in ("file", "gs", "az", "http", "https"):
         return Location(url=canonical_url(uri))
@@ -165,7 +165,7 @@ def _is_address(host: str) -> bool:
     return host == "localhost" or re.fullmatch(r"[0-9.]+", host) is not None
 
 
-def _guessed_storage(uri: str, what: str) -> str:
+def _guess_storage(uri: str, what: str) -> str:
     host = urlsplit(f"//{uri}").hostname or ""
     if _AWS.fullmatch(host):
         return "s3"

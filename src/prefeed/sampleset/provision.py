@@ -15,16 +15,16 @@ from prefeed.errors import PrefeedError, SampleSetInUseError, ServerBusyError, S
 from prefeed.sampleset.records import (
     Progress,
     SampleSet,
-    applying,
-    is_worked_at,
-    note_progress,
+    is_being_set_up,
+    lock_set,
+    lock_sets,
     read_progress,
+    record_progress,
     remove_deleted,
     remove_record,
-    working_at,
 )
 from prefeed.sampleset.status import manifest_of
-from prefeed.sampleset.tiers import existing
+from prefeed.sampleset.tiers import nearest_directory
 from prefeed.store.directory import is_private
 from prefeed.store.node_directory import IN_USE_MINUTES, of_this_kernel, servers_elsewhere
 from prefeed.system.removing import remove_tree
@@ -56,10 +56,10 @@ def bring_up(
 
     Safe against a kill at any instant: the next call resumes.
     """
-    with working_at(found):
+    with lock_set(found):
         before = read_progress(found)
         is_complete = bool(before.listed) and manifest_of(found) is not None
-        note_progress(found, error="", **({} if is_complete else {"begun": 0.0, "listed": 0.0}))
+        record_progress(found, error="", **({} if is_complete else {"begun": 0.0, "listed": 0.0}))
         try:
             settings = found.settings(base)
             # After a failure a variable may be set that was not, and a server keeps the environment it was started with.
@@ -70,18 +70,18 @@ def bring_up(
                     _complete(found, settings, node, sync, listing)
             return read_progress(found)
         except (PrefeedError, OSError) as err:
-            return note_progress(found, error=str(err))
+            return record_progress(found, error=str(err))
 
 
 def _complete(
     found: SampleSet, settings: Config, node: NodeClient, sync: Sync, listing: ListingProgress | None
 ) -> None:  # fmt: skip
-    note_progress(found, begun=time.time())
+    record_progress(found, begun=time.time())
     if found.needs_sync:
         sync(found, settings)
-        note_progress(found, synced=time.time())
+        record_progress(found, synced=time.time())
     node.open_dataset(found.read_url, listing=listing)
-    note_progress(found, listed=time.time())
+    record_progress(found, listed=time.time())
 
 
 def stop_unused_server(settings: Config) -> ServerStatus | None:
@@ -110,8 +110,8 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
     Raises:
         SampleSetInUseError: It is used, or being brought up, and not ``force``.
     """
-    with applying(base):
-        if not force and is_worked_at(found):
+    with lock_sets(base):
+        if not force and is_being_set_up(found):
             raise SampleSetInUseError(
                 f"the sample set {found.name} is being set up, or one of its jobs runs; wait until that has ended, or use --force",
                 name=found.name,
@@ -157,5 +157,5 @@ def _remove_tiers(settings: Config, *, keep_others: bool) -> None:
 
 
 def _memory_directories(settings: Config) -> list[Path]:
-    found = existing(settings.memory_dir).glob(f"prefeed-{os.getuid()}-{settings.node_id}*")
+    found = nearest_directory(settings.memory_dir).glob(f"prefeed-{os.getuid()}-{settings.node_id}*")
     return [path for path in found if is_private(path)]

@@ -42,19 +42,18 @@ RECORD: Final = "sampleset.json"
 PROGRESS: Final = "progress.json"
 _DIRECTORY: Final = "samplesets"
 _NODE: Final = "node"
-_OF_SET: Final = re.compile(r"node|jobs|working|bring-up\.log|\.?progress\.json.*|\.sampleset\.json\..*")
+_LEFTOVERS: Final = re.compile(r"node|jobs|working|bring-up\.log|\.?progress\.json.*|\.sampleset\.json\..*")
 """What is left of a set: a directory in which anything else lies is none."""
 
-_BEAT_SECONDS: Final = 20.0
+_HEARTBEAT_SECONDS: Final = 20.0
 """How often who brings a set up says so."""
 
-_GONE_SECONDS: Final = 600.0
+_STALE_SECONDS: Final = 600.0
 """Who has not said so for that long does not do it any more."""
 
-_PATIENCE_SECONDS: Final = 60.0
+_APPLY_SECONDS: Final = 60.0
 """What is done at once takes seconds."""
 
-_LOOK_AGAIN_SECONDS: Final = 0.02
 _DELETED_SECONDS: Final = 24 * 3600
 
 
@@ -116,11 +115,11 @@ class SampleSet:
         if options.buffer_size is not None:
             limits = replace(limits, lookahead_bytes=options.buffer_size * MIB)
         changes["limits"] = limits
-        changes["metrics"] = _metrics(options.metrics, base)
+        changes["metrics"] = _metrics_address(options.metrics, base)
         return replace(base, **changes)
 
 
-def _metrics(address: str | None, base: Config) -> str | None:
+def _metrics_address(address: str | None, base: Config) -> str | None:
     """Return where the node shows metrics: an address of its own, since that of ``base`` is another server's."""
     if address is not None:
         return cast("str | None", SETTINGS["metrics"].metadata["parse"](address))
@@ -160,7 +159,7 @@ def find(name: str, config: Config) -> SampleSet:
             name=name,
         )
     try:
-        found = _decoded(data, directory)
+        found = _decode_record(data, directory)
         _found[directory] = version, found
         return found
     except (ValueError, msgspec.ValidationError) as err:
@@ -183,7 +182,7 @@ def set_of_home(home: Path) -> SampleSet | None:
     """Return the sample set whose node has this home; None when there is none, or its record is damaged."""
     data = read_private(home.parent / RECORD) if home.name == _NODE else None
     try:
-        return None if data is None else _decoded(data, home.parent)
+        return None if data is None else _decode_record(data, home.parent)
     except (ValueError, msgspec.ValidationError):
         return None
 
@@ -235,7 +234,7 @@ def _is_recorded(found: SampleSet) -> bool:
         return False
 
 
-def _decoded(data: bytes, directory: Path) -> SampleSet:
+def _decode_record(data: bytes, directory: Path) -> SampleSet:
     record = msgspec.convert(json.loads(data), _Record)
     return SampleSet(
         name=record.name,
@@ -290,14 +289,14 @@ def remove_deleted(config: Config) -> None:
     for directory in (config.home / _DIRECTORY).glob("*/"):
         with suppress(OSError):
             is_old = time.time() - directory.stat().st_mtime > _DELETED_SECONDS
-            is_ours = all(map(_OF_SET.fullmatch, os.listdir(directory)))
+            is_ours = all(map(_LEFTOVERS.fullmatch, os.listdir(directory)))
             is_deleted = is_ours and not (directory / RECORD).exists()
             if is_old and is_deleted and not servers_elsewhere(directory / _NODE):
                 remove_tree(directory, ignore_errors=True)
 
 
 @contextmanager
-def applying(config: Config) -> Iterator[None]:
+def lock_sets(config: Config) -> Iterator[None]:
     """One at a time applies and deletes; the kernel lets go of the lock when the process dies.
 
     Raises:
@@ -305,7 +304,7 @@ def applying(config: Config) -> Iterator[None]:
     """
     directory = config.home / _DIRECTORY
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(directory / ".lock", _PATIENCE_SECONDS):
+    with _locked(directory / ".lock", _APPLY_SECONDS):
         yield
 
 
@@ -362,7 +361,7 @@ def read_progress(found: SampleSet) -> Progress:
         return Progress()
 
 
-def note_progress(found: SampleSet, **changes: Any) -> Progress:
+def record_progress(found: SampleSet, **changes: Any) -> Progress:
     """Some of it has changed; return what is noted now. Nothing is noted of a set that was deleted meanwhile."""
     progress = replace(read_progress(found), **changes, changed=time.time())
     if (found.directory / RECORD).exists():
@@ -371,17 +370,17 @@ def note_progress(found: SampleSet, **changes: Any) -> Progress:
 
 
 @contextmanager
-def working_at(found: SampleSet) -> Iterator[None]:
+def lock_set(found: SampleSet) -> Iterator[None]:
     """Inside it this process brings the set up; another one that does so is waited for."""
     with (
-        _locked(found.directory / "working", _GONE_SECONDS) as lock,
-        call_periodically(lambda: os.utime(lock), every_seconds=_BEAT_SECONDS, name="prefeed-set"),
+        _locked(found.directory / "working", _STALE_SECONDS) as lock,
+        call_periodically(lambda: os.utime(lock), every_seconds=_HEARTBEAT_SECONDS, name="prefeed-set"),
     ):
         yield
 
 
 @contextmanager
-def held(found: SampleSet) -> Iterator[None]:
+def lock_recorded(found: SampleSet) -> Iterator[None]:
     """The set that was found is there, and is not deleted, nor worked at by another process, during the block.
 
     Raises:
@@ -389,7 +388,7 @@ def held(found: SampleSet) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with suppress(FileNotFoundError):
-            stack.enter_context(working_at(found))
+            stack.enter_context(lock_set(found))
         if not _is_recorded(found):
             raise SampleSetNotFoundError(
                 f"the sample set {found.name!r} was deleted meanwhile; nothing was done", name=found.name
@@ -397,7 +396,7 @@ def held(found: SampleSet) -> Iterator[None]:
         yield
 
 
-def is_worked_at(found: SampleSet) -> bool:
+def is_being_set_up(found: SampleSet) -> bool:
     """Return True while a process brings the set up; one that was killed, or says nothing of itself, does not."""
     try:
         descriptor = os.open(found.directory / "working", os.O_RDWR | os.O_CLOEXEC)
@@ -406,6 +405,6 @@ def is_worked_at(found: SampleSet) -> bool:
     try:
         if try_flock(descriptor, fcntl.LOCK_SH):
             return False
-        return time.time() - os.fstat(descriptor).st_mtime < _GONE_SECONDS
+        return time.time() - os.fstat(descriptor).st_mtime < _STALE_SECONDS
     finally:
         os.close(descriptor)

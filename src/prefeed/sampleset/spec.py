@@ -212,21 +212,21 @@ NO_PLACE: Final = Condition(
 CHANGEABLE: Final = "cannot change: only partitions, cacheSize and mount options can"
 
 
-def _kept(path: str, value: str) -> Condition:
+def _immutable(path: str, value: str) -> Condition:
     """Return the condition that a part of a spec stays; ``value`` is an expression, with ``{of}`` for the spec."""
     return Condition(f".{path}", f" {CHANGEABLE}", f"{value.format(of='self')} == {value.format(of='oldSelf')}")
 
 
 _OPTIONS: Final = "{of}.csi.juiceFSMountOptions"
-_KEPT: Final = (
-    _kept("source", "(has({of}.source) ? {of}.source.uri : '')"),
-    _kept("secretRef", "(has({of}.secretRef) ? {of}.secretRef.name : '')"),
-    _kept("noSync", "(has({of}.noSync) ? {of}.noSync : false)"),
-    _kept(
+_IMMUTABLE: Final = (
+    _immutable("source", "(has({of}.source) ? {of}.source.uri : '')"),
+    _immutable("secretRef", "(has({of}.secretRef) ? {of}.secretRef.name : '')"),
+    _immutable("noSync", "(has({of}.noSync) ? {of}.noSync : false)"),
+    _immutable(
         "csi.juiceFSMountOptions.sub-dir",
         f"(has({{of}}.csi) && has({_OPTIONS}) && has({_OPTIONS}.sub__dash__dir) ? {_OPTIONS}.sub__dash__dir : '')",
     ),
-    _kept(
+    _immutable(
         "cache.levels: mediumType and path",
         "(has({of}.cache) && has({of}.cache.levels) "
         "? {of}.cache.levels.map(l, l.mediumType + ' ' + (has(l.path) ? l.path : '')) : [])",
@@ -244,7 +244,7 @@ class SampleSetSpec(Fields, frozen=True, kw_only=True):
         no_sync: Nothing is to be copied into the bucket.
     """
 
-    requires: ClassVar[tuple[Condition, ...]] = (NO_PLACE, *_KEPT)
+    requires: ClassVar[tuple[Condition, ...]] = (NO_PLACE, *_IMMUTABLE)
 
     partitions: Positive
     source: Source | None = None

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from prefeed.client.node import NodeClient
 from prefeed.config import EVERYTHING, MIB, Config
 from prefeed.errors import PrefeedError, ServerUnavailableError
-from prefeed.sampleset.records import SampleSet, is_worked_at, read_progress
+from prefeed.sampleset.records import SampleSet, is_being_set_up, read_progress
 from prefeed.sampleset.spec import MAPPED, mount_options
-from prefeed.sampleset.tiers import Tiers, directories_of, existing, plan_tiers
+from prefeed.sampleset.tiers import TierPlan, directories_of, nearest_directory, plan_tiers
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest
@@ -31,7 +31,7 @@ from prefeed.store.reader import TierReader
 from prefeed.store.shared import SharedTier
 from prefeed.types import ENTRY_KEY_BYTES, ServerStatus, Statistics
 
-_GROUP: Final = 512
+_KEYS_PER_READ: Final = 512
 """Keys looked up in one transaction: a long one keeps what is freed from being used again."""
 
 
@@ -47,12 +47,12 @@ INTERRUPTED: Final = "the process that set up the sample set was killed; `prefee
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class PhaseInputs:
     """What a phase follows from.
 
     Attributes:
         is_recorded: The set was applied, and not deleted.
-        is_worked_at: A process brings it up.
+        is_being_set_up: A process brings it up.
         has_server: Its node server answers.
         has_begun: The source could be opened, and is being listed or copied, or was.
         is_complete: What it holds is known, and copied to where it is read.
@@ -62,7 +62,7 @@ class Facts:
     """
 
     is_recorded: bool = True
-    is_worked_at: bool = False
+    is_being_set_up: bool = False
     has_server: bool = False
     has_begun: bool = False
     is_complete: bool = False
@@ -71,24 +71,24 @@ class Facts:
     partitions: int = 1
 
 
-def phase_of(facts: Facts) -> str:
+def phase_of(facts: PhaseInputs) -> str:
     """Return the phase, in the original's words."""
     if not facts.is_recorded:
         return NONE
-    if facts.has_begun and not facts.is_worked_at and (facts.error or not facts.is_complete):
+    if facts.has_begun and not facts.is_being_set_up and (facts.error or not facts.is_complete):
         return SYNC_FAILED
     if not facts.has_server:
         return BOUND
-    if facts.is_worked_at and facts.has_begun and not facts.is_complete:
+    if facts.is_being_set_up and facts.has_begun and not facts.is_complete:
         return SYNCING
     if not facts.is_complete:
         return MOUNT
     return READY if facts.num_ready >= facts.partitions else PARTIAL_READY
 
 
-def error_of(facts: Facts) -> str:
+def failure_of(facts: PhaseInputs) -> str:
     """Return what is to be said of a failure; empty when there is none."""
-    if facts.error or facts.is_worked_at or not facts.has_begun or facts.is_complete:
+    if facts.error or facts.is_being_set_up or not facts.has_begun or facts.is_complete:
         return facts.error
     return INTERRUPTED
 
@@ -175,11 +175,11 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
     **Blocking**: reads the keys of what is cached, about a second for a million objects.
     """
     settings = found.settings(base)
-    server = _ask_server(settings)
+    server = _query_server(settings)
     progress = read_progress(found)
     manifest = manifest_of(found)
-    facts = Facts(
-        is_worked_at=is_worked_at(found),
+    facts = PhaseInputs(
+        is_being_set_up=is_being_set_up(found),
         has_server=server is not None,
         has_begun=bool(progress.begun),
         is_complete=bool(progress.listed),  # a listing that a job has let go is made again by the next reader
@@ -187,11 +187,11 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
         num_ready=0 if server is None else 1,
         partitions=found.spec.partitions,
     )
-    cached = (0, 0) if manifest is None else _cached(manifest, settings, server)
+    cached = (0, 0) if manifest is None else _count_cached(manifest, settings, server)
     nothing = 0 if progress.emptied else None
     return SampleSetStatus(
         phase=phase_of(facts),
-        error=error_of(facts),
+        error=failure_of(facts),
         total_bytes=nothing if manifest is None else manifest.total_bytes,
         total_files=nothing if manifest is None else manifest.num_objects,
         has_unknown_sizes=manifest is not None and manifest.header.num_unknown_sizes > 0,
@@ -211,7 +211,7 @@ def manifest_of(found: SampleSet) -> Manifest | None:
     return ManifestLibrary(found.home).newest(found.read_url)
 
 
-def _ask_server(settings: Config) -> tuple[ServerStatus, Statistics] | None:
+def _query_server(settings: Config) -> tuple[ServerStatus, Statistics] | None:
     try:
         with NodeClient.connect(settings, autostart=False) as node:
             return node.status(), node.statistics()
@@ -232,7 +232,7 @@ def _tiers(settings: Config, status: ServerStatus, counts: Statistics) -> Iterat
 
 
 def _tier(kind: str, path: Path, budget: int, used: int, *, keep_free: int | None) -> TierStatus:
-    system = os.statvfs(existing(path))
+    system = os.statvfs(nearest_directory(path))
     keep = system.f_blocks * system.f_frsize // 10 if keep_free is None else keep_free
     room = max(0, system.f_bavail * system.f_frsize - keep)
     # A memory tier has its file's room reserved: what is free of the budget is free, however full the tmpfs is.
@@ -246,7 +246,7 @@ def _tier(kind: str, path: Path, budget: int, used: int, *, keep_free: int | Non
 # ---------------------------------------------------------------- what is cached
 
 
-def _cached(
+def _count_cached(
     manifest: Manifest, settings: Config, server: tuple[ServerStatus, Statistics] | None
 ) -> tuple[int, int]:  # fmt: skip
     """Return how many objects of the listing are in a tier, and their size."""
@@ -261,8 +261,8 @@ def _in_memory(manifest: Manifest, store: Path) -> NDArray[np.bool_]:
     is_held = np.zeros(manifest.num_objects, dtype=np.bool_)
     reader = TierReader(store)
     try:
-        for start in range(0, manifest.num_objects, _GROUP):
-            ids = range(start, min(start + _GROUP, manifest.num_objects))
+        for start in range(0, manifest.num_objects, _KEYS_PER_READ):
+            ids = range(start, min(start + _KEYS_PER_READ, manifest.num_objects))
             with reader.batch() as batch:
                 is_held[ids.start : ids.stop] = [
                     view is not None for view in batch.get_views([manifest.key(object_id) for object_id in ids])
@@ -308,7 +308,7 @@ STORAGE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
+class FieldMeaning:
     """A field that was given.
 
     Attributes:
@@ -324,7 +324,7 @@ class Explained:
     has_effect: bool = True
 
 
-def explain(found: SampleSet, base: Config, *, has_metaurl: bool = False, is_redis: bool = False) -> list[Explained]:
+def explain(found: SampleSet, base: Config, *, has_metaurl: bool = False, is_redis: bool = False) -> list[FieldMeaning]:
     """Return what the fields of a set mean, in the order of its document.
 
     Args:
@@ -334,21 +334,21 @@ def explain(found: SampleSet, base: Config, *, has_metaurl: bool = False, is_red
         is_redis: Its secret names Redis as the storage.
     """
     settings = found.settings(base)
-    lines = [_partitions(found, settings), *_places(found)]
+    lines = [_explain_partitions(found, settings), *_explain_places(found)]
     if has_metaurl:
-        lines.append(Explained(field="metaurl", value="(in the secret)", meaning=METAURL, has_effect=False))
+        lines.append(FieldMeaning(field="metaurl", value="(in the secret)", meaning=METAURL, has_effect=False))
     if is_redis:
-        lines.append(Explained(field="storage", value="redis", meaning=STORAGE, has_effect=False))
-    lines += _options(found)
-    lines += _levels(found, settings)
+        lines.append(FieldMeaning(field="storage", value="redis", meaning=STORAGE, has_effect=False))
+    lines += _explain_options(found)
+    lines += _explain_levels(found, settings)
     lines += [
-        Explained(field=f"spec.{name}", value="(given)", meaning=_KUBERNETES, has_effect=False)
+        FieldMeaning(field=f"spec.{name}", value="(given)", meaning=_KUBERNETES, has_effect=False)
         for name in found.spec.for_kubernetes
     ]
     return lines
 
 
-def _partitions(found: SampleSet, settings: Config) -> Explained:
+def _explain_partitions(found: SampleSet, settings: Config) -> FieldMeaning:
     count = found.spec.partitions
     if count == 1:
         meaning = "this node caches the set"
@@ -359,27 +359,27 @@ def _partitions(found: SampleSet, settings: Config) -> Explained:
             f"this node is one of {count}, and each node has its own cache: nodes do not know each other, so the set "
             "stays PartialReady here. Set PREFEED_POOL on all nodes to share fetched objects"
         )
-    return Explained(field="spec.partitions", value=str(count), meaning=meaning)
+    return FieldMeaning(field="spec.partitions", value=str(count), meaning=meaning)
 
 
-def _places(found: SampleSet) -> Iterator[Explained]:
+def _explain_places(found: SampleSet) -> Iterator[FieldMeaning]:
     spec = found.spec
     if spec.uri:
-        yield Explained(field="spec.source.uri", value=spec.uri, meaning=f"the data comes from {found.source_url}")
+        yield FieldMeaning(field="spec.source.uri", value=spec.uri, meaning=f"the data comes from {found.source_url}")
     if spec.source_secret:
         meaning = "the account that reads the source"
-        yield Explained(field="spec.source.secretRef", value=spec.source_secret, meaning=meaning)
+        yield FieldMeaning(field="spec.source.secretRef", value=spec.source_secret, meaning=meaning)
     if spec.secret:
         meaning = "the account for its bucket, and for the source if that has no secret"
-        yield Explained(field="spec.secretRef", value=spec.secret, meaning=meaning)
+        yield FieldMeaning(field="spec.secretRef", value=spec.secret, meaning=meaning)
     if found.needs_sync:
         meaning = f"the data is copied to {found.origin_url}, and read there"
     else:
         meaning = f"nothing is copied: the data is read at {found.origin_url}"
-    yield Explained(field="spec.noSync", value=_text(spec.no_sync), meaning=meaning)
+    yield FieldMeaning(field="spec.noSync", value=_text(spec.no_sync), meaning=meaning)
 
 
-def _options(found: SampleSet) -> Iterator[Explained]:
+def _explain_options(found: SampleSet) -> Iterator[FieldMeaning]:
     unused = ("cache-dir", "cache-size") if found.spec.levels else ()
     for name, value in found.spec.options.given().items():
         option = mount_options()[name]
@@ -388,11 +388,11 @@ def _options(found: SampleSet) -> Iterator[Explained]:
             meaning, has_effect = "spec.cache.levels sets it", False
         field = f"spec.csi.juiceFSMountOptions.{name}"
         prefix = "" if has_effect else "no effect: "
-        yield Explained(field=field, value=_text(value), meaning=prefix + meaning, has_effect=has_effect)
+        yield FieldMeaning(field=field, value=_text(value), meaning=prefix + meaning, has_effect=has_effect)
 
 
-def _levels(found: SampleSet, settings: Config) -> Iterator[Explained]:
-    tiers: Tiers = plan_tiers(found.spec)
+def _explain_levels(found: SampleSet, settings: Config) -> Iterator[FieldMeaning]:
+    tiers: TierPlan = plan_tiers(found.spec)
     is_joined = {True: False, False: False}
     for index, level in enumerate(found.spec.levels):
         in_memory = level.medium == "MEM"
@@ -407,7 +407,7 @@ def _levels(found: SampleSet, settings: Config) -> Iterator[Explained]:
             )
         is_joined[in_memory] = True
         value = f"{level.medium} {level.path} {level.cache_mib or ''}".strip()
-        yield Explained(field=f"spec.cache.levels[{index}]", value=value, meaning=meaning)
+        yield FieldMeaning(field=f"spec.cache.levels[{index}]", value=value, meaning=meaning)
 
 
 def _text(value: object) -> str:

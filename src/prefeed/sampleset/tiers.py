@@ -17,7 +17,7 @@ _MEMORY: Final = "MEM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiers:
+class TierPlan:
     """What the levels come to.
 
     Attributes:
@@ -31,7 +31,7 @@ class Tiers:
     are_given: bool
 
 
-def plan_tiers(spec: SampleSetSpec) -> Tiers:
+def plan_tiers(spec: SampleSetSpec) -> TierPlan:
     """Return the tiers that a spec asks for.
 
     A node has one tier of each kind, in one directory. Several levels of a kind become one with the sum of their sizes, in the
@@ -43,17 +43,17 @@ def plan_tiers(spec: SampleSetSpec) -> Tiers:
     levels = spec.levels or _level_of_options(spec.options)
     for level in levels:
         _require_absolute(level)
-    memory = _joined([level for level in levels if level.medium == _MEMORY])
-    disk = _joined([level for level in levels if level.medium != _MEMORY])
+    memory = _merge_levels([level for level in levels if level.medium == _MEMORY])
+    disk = _merge_levels([level for level in levels if level.medium != _MEMORY])
     if memory is not None and memory.path and not is_tmpfs(memory.path):
         raise SpecError(
             f"spec.cache.levels: {memory.path} is on a disk, and mediumType MEM asks for a tmpfs such as /dev/shm; "
             "write mediumType SSD or HDD for it"
         )
-    return Tiers(memory=memory, disk=disk, are_given=bool(levels))
+    return TierPlan(memory=memory, disk=disk, are_given=bool(levels))
 
 
-def _joined(levels: Sequence[Level]) -> Level | None:
+def _merge_levels(levels: Sequence[Level]) -> Level | None:
     """Return the one level that several of one kind become; None: there is none."""
     if not levels:
         return None
@@ -119,7 +119,7 @@ def _memory_settings(level: Level | None) -> dict[str, Any]:
     if level is not None and level.cache_mib is not None:
         settings["memory"] = level.cache_mib * MIB
     if level is not None and level.path:
-        settings["memory_dir"] = existing(Path(level.path))
+        settings["memory_dir"] = nearest_directory(Path(level.path))
     return settings
 
 
@@ -130,11 +130,11 @@ def _disk_budget(level: Level | None, own: str) -> DiskBudget:
     return DiskBudget(size, Path(level.path) / own if level.path else None)
 
 
-def existing(path: Path) -> Path:
+def nearest_directory(path: Path) -> Path:
     """Return the directory, or the nearest one above that is there: what is in memory is gone after a restart."""
     return next(candidate for candidate in (path, *path.parents) if candidate.is_dir())
 
 
 def _file_system_bytes(path: Path) -> int:
-    found = os.statvfs(existing(path))
+    found = os.statvfs(nearest_directory(path))
     return found.f_blocks * found.f_frsize

@@ -17,7 +17,7 @@ from prefeed.cli.sampleset import format_age
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.sampleset.names import resolve as resolve_name
-from prefeed.sampleset.records import applying, find, is_worked_at, note_progress, read_progress, working_at
+from prefeed.sampleset.records import find, is_being_set_up, lock_set, lock_sets, read_progress, record_progress
 from prefeed.sampleset.status import observe
 from process.conditions import wait_for
 from sandbox import Sandbox
@@ -241,7 +241,7 @@ def test_sizes_are_known_after_a_job_has_changed_the_data(
 def test_what_was_brought_up_half_is_said_and_gone_on_with(run: Any, write: Any, document: dict[str, Any]) -> None:
     run(None, "sampleset", "apply", "-f", write(document), "--wait")
     found = find("imagenet", resolve())
-    note_progress(found, listed=0.0)  # as if it had been killed while it listed
+    record_progress(found, listed=0.0)  # as if it had been killed while it listed
     cache = status(run)
     assert cache["phase"] == "SyncFailed"
     assert "apply` resumes" in cache["cacheStatus"]["errorMessage"]
@@ -253,12 +253,12 @@ def test_what_was_brought_up_half_is_said_and_gone_on_with(run: Any, write: Any,
 def test_a_set_at_work_is_not_deleted(run: Any, write: Any, document: dict[str, Any]) -> None:
     run(None, "sampleset", "apply", "-f", write(document), "--wait")
     found = find("imagenet", resolve())
-    with working_at(found):
-        assert is_worked_at(found)
+    with lock_set(found):
+        assert is_being_set_up(found)
         result = run(None, "sampleset", "delete", "imagenet")
         assert result.exit_code == 1
         assert "or use --force" in result.stderr
-    assert not is_worked_at(found)
+    assert not is_being_set_up(found)
     with NodeClient.connect(found.settings(resolve())):  # a program that reads it
         result = run(None, "sampleset", "delete", "imagenet")
         assert "1 processes use the sample set imagenet" in result.stderr
@@ -334,7 +334,7 @@ def test_a_file_that_cannot_be_read(run: Any, sandbox: Sandbox) -> None:
 
 def test_the_lock_of_applying_is_free_again(run: Any, write: Any) -> None:
     run(None, "sampleset", "apply", "-f", write(sample_set()))  # refused
-    with applying(resolve()):
+    with lock_sets(resolve()):
         pass
 
 

@@ -11,7 +11,7 @@ from prefeed.jobs import running
 from prefeed.jobs.records import FAILED, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.running import JobEvents, apply_job, work_detached
 from prefeed.jobs.spec import parse_spec, resolve_job
-from prefeed.sampleset.records import is_worked_at
+from prefeed.sampleset.records import is_being_set_up
 from prefeed.sources.credentials import write_credentials
 from prefeed.sources.store_access import endpoint_of
 from prefeed.system.machine import Process
@@ -59,13 +59,13 @@ def test_every_set_of_a_job_is_held_while_it_runs(tmp_path: Path, monkeypatch: p
     held: list[bool] = []
     do_job = running.do_job
     monkeypatch.setattr(
-        running, "do_job", lambda *given: held.extend(map(is_worked_at, sets.values())) or do_job(*given)
+        running, "do_job", lambda *given: held.extend(map(is_being_set_up, sets.values())) or do_job(*given)
     )
 
     record = apply_job(resolve_job("copy", parse_spec(document), document, resolve()), resolve(), JobEvents())
 
     assert (record.phase, record.message, held) == (SUCCEEDED, "", [True, True])
-    assert not any(map(is_worked_at, sets.values()))
+    assert not any(map(is_being_set_up, sets.values()))
 
 
 @pytest.mark.usefixtures("sandbox")

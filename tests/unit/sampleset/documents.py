@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from prefeed.config import Config, resolve
-from prefeed.sampleset.applying import Applied, apply_documents
+from prefeed.sampleset.applying import ApplyResult, apply_documents
 from prefeed.sampleset.records import SampleSet, find
 from prefeed.sampleset.yaml_files import load_documents
 
@@ -36,7 +36,7 @@ def keys(name: str = "keys", **values: Any) -> dict[str, Any]:
     return secret(name, **{"access-key": ACCESS, "secret-key": SECRET, **values})
 
 
-def apply(*documents: dict[str, Any], config: Config | None = None) -> list[Applied]:
+def apply(*documents: dict[str, Any], config: Config | None = None) -> list[ApplyResult]:
     return apply_documents(load_documents(yaml.safe_dump_all(documents), "sets.yaml"), config or resolve())
 
 

@@ -77,11 +77,11 @@ class Holder:
 
 
 def applying(_: Path) -> AbstractContextManager[None]:
-    return records.applying(resolve())
+    return records.lock_sets(resolve())
 
 
 def working(directory: Path) -> AbstractContextManager[None]:
-    return records.working_at(cast("SampleSet", SimpleNamespace(directory=directory)))
+    return records.lock_set(cast("SampleSet", SimpleNamespace(directory=directory)))
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -10,7 +10,7 @@ from prefeed.config import EVERYTHING, MIB, DiskBudget, resolve
 from prefeed.errors import SpecError
 from prefeed.limits import Limits
 from prefeed.sampleset.status import explain
-from prefeed.sampleset.tiers import existing
+from prefeed.sampleset.tiers import nearest_directory
 from sandbox import Sandbox
 from unit.sampleset.documents import applied, apply, sample_set
 
@@ -142,4 +142,4 @@ def test_the_user_is_told_that_levels_are_joined() -> None:
 
 
 def test_a_directory_that_is_there(tmp_path: Path) -> None:
-    assert existing(tmp_path / "a" / "b") == tmp_path
+    assert nearest_directory(tmp_path / "a" / "b") == tmp_path
