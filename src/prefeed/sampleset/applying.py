@@ -1,7 +1,8 @@
-"""Documents of kind SampleSet and Secret become records: checked as a whole first, written then, one set after the other.
+"""Apply documents of kind SampleSet and Secret to the records of the home.
 
-A secret says who may speak to a bucket. It is kept in ``<home>/secrets``, 0600, and shown nowhere. A value is a text, or ``env: NAME``
-for a variable of the environment; only the name of the variable is kept then.
+``apply_documents`` checks all documents before it writes the first record. A secret contains the credentials of a bucket. Secrets are
+stored in ``<home>/secrets`` with mode 0600 and never printed. A value is a text, or ``env: NAME`` for an environment variable, of
+which only the name is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SECRET: Final = "Secret"
 KINDS: Final = {KIND: API_VERSION, SECRET: "v1"}
 _SECRETS: Final = "secrets"
 REDIS: Final = "redis"
-"""A ``storage`` of JuiceFS that is no origin."""
+"""Value of JuiceFS's ``storage`` that prefeed cannot read from."""
 
 _HINTS: Final = {
     "SampleJob": "; jobs are applied with `prefeed job apply`",
@@ -47,12 +48,12 @@ CREATED, CONFIGURED, UNCHANGED = "created", "configured", "unchanged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """What a secret holds.
+    """Credentials of a bucket.
 
     Attributes:
-        name: Its name.
-        values: By field. Never printed.
-        bucket: Where a copy of the data is to lie; None: it names none.
+        name: Name of the secret.
+        values: Values by field. Never printed.
+        bucket: Bucket that the data is copied to; None if the secret names none.
     """
 
     name: str
@@ -61,16 +62,16 @@ class Secret:
 
     @property
     def is_redis(self) -> bool:
-        """True when JuiceFS would keep its blocks in Redis: no place that data is read from."""
+        """True if JuiceFS would store its blocks in Redis, which prefeed does not read."""
         return str(self.values.get("storage", "")).lower() == REDIS
 
     @property
     def has_metaurl(self) -> bool:
-        """True when it names JuiceFS's server of metadata, which is not there."""
+        """True if the secret names JuiceFS's metadata server, which prefeed does not need."""
         return "metaurl" in self.values
 
     def entry_for(self, location: Location) -> dict[str, Value]:
-        """Return the entry of ``credentials.json`` with which this secret speaks to a place."""
+        """Return the entry of ``credentials.json`` for a location read with this secret."""
         entry = _entry(location)
         keys = (ACCESS_KEY, SECRET_KEY, "session-token", "endpoint", "region")
         entry.update({key: self.values[key] for key in keys if key in self.values})
@@ -78,10 +79,11 @@ class Secret:
 
 
 def entry_without_secret(location: Location) -> dict[str, Value]:
-    """Return the entry for a place that is public, or for which the environment speaks."""
+    """Return the entry for a location that is public or uses the credentials of the environment."""
     entry = _entry(location)
     if location.endpoint:
-        entry["anonymous"] = True  # keys of the environment are Amazon's, and no other server may see them
+        # Do not send the keys of the environment, which are for Amazon, to another server.
+        entry["anonymous"] = True
     return entry
 
 
@@ -101,13 +103,13 @@ FindSecret = Callable[[str], Secret]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyResult:
-    """What became of a document.
+    """Result of applying one document.
 
     Attributes:
         kind: ``SampleSet`` or ``Secret``.
-        name: Its name.
+        name: Name in the document's metadata.
         action: ``created``, ``configured`` or ``unchanged``.
-        sample_set: The set as it is recorded now; None: it was a secret.
+        sample_set: The set as recorded now; None for a secret.
     """
 
     kind: str
@@ -118,12 +120,12 @@ class ApplyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLocations:
-    """Where the data of a set is.
+    """Source and origin of a set's data.
 
     Attributes:
-        source: Where it comes from.
-        origin: Where it is read.
-        entries: Who speaks to them, for ``credentials.json``.
+        source: Location that the data is copied from.
+        origin: Location that the data is read from.
+        entries: Entries of ``credentials.json`` for both.
     """
 
     source: Location
@@ -143,15 +145,15 @@ class _PlannedSet:
 
 
 def apply_documents(documents: Iterable[Document], base: Config) -> list[ApplyResult]:
-    """The home has what the documents ask for; nothing is written when one of them cannot be.
+    """Record the sets and secrets of documents. If one document is invalid, write nothing.
 
     Args:
-        documents: Of the kinds SampleSet and Secret; a set may name a secret that stands beside it.
-        base: Settings; their home has the sets.
+        documents: Documents of kind SampleSet and Secret. A set may refer to a secret among them.
+        base: Settings, whose home contains the sets.
 
     Raises:
-        SpecError: One is not understood, or asks for what there is not.
-        CannotChangeError: A set is there already and differs in what it keeps for its life.
+        SpecError: A document is invalid or refers to something that does not exist.
+        CannotChangeError: An existing set differs from its document in an immutable field.
     """
     new_secrets: dict[str, Secret] = {}
     sets: list[tuple[SampleSetDocument, Document]] = []
@@ -164,7 +166,7 @@ def apply_documents(documents: Iterable[Document], base: Config) -> list[ApplyRe
             secret = _parse_secret(document)
             new_secrets[secret.name] = secret
     if not sets and not new_secrets:
-        raise SpecError("there is no document of kind SampleSet or Secret in it")
+        raise SpecError("the file has no document of kind SampleSet or Secret: add one")
 
     def secret_of(name: str) -> Secret:
         return new_secrets[name] if name in new_secrets else find_secret(name, base)
@@ -182,7 +184,7 @@ def apply_documents(documents: Iterable[Document], base: Config) -> list[ApplyRe
         renewed = [(found, plan_places(found.spec, found.name, secret_of)) for found in others]
         for found, places in renewed:
             _require_same_places(found, places)
-        # From here on it is written: secrets before those who have them.
+        # Write secrets before the sets that refer to them.
         applied = [_apply_secret(secret, base) for secret in new_secrets.values()]
         applied += [_renew(found, places) for found, places in renewed]
         return applied + [_apply_set(each, base) for each in planned]
@@ -192,12 +194,12 @@ def _require_kind(document: Document) -> str:
     """Return the document's kind.
 
     Raises:
-        SpecError: It is none of ``KINDS``, or of another version.
+        SpecError: The kind is not one of ``KINDS``, or has another version.
     """
     kind, version = kind_of(document, KINDS)
     if kind not in KINDS:
         hint = _HINTS.get(kind, "")
-        raise SpecError(f"kind: {kind!r:.60} is not known here; choose one of {', '.join(KINDS)}{hint}")
+        raise SpecError(f"kind: {kind!r:.60} is not supported; choose one of {', '.join(KINDS)}{hint}")
     if version != KINDS[kind]:
         raise SpecError(f"apiVersion: a {kind} has {KINDS[kind]}, not {version!r:.60}")
     return kind
@@ -207,13 +209,13 @@ def _require_kind(document: Document) -> str:
 
 
 def plan_places(spec: SampleSetSpec, name: str, secret_of: FindSecret) -> DataLocations:
-    """Return where the data of a set comes from and where it is read.
+    """Return the source and the origin of a set's data.
 
-    Data is copied to the bucket of ``secretRef``, into a directory of the set's name, unless it names none or ``noSync``
-    is true.
+    Data is copied to the bucket of ``secretRef``, into a directory with the set's name, unless the secret names no bucket or
+    ``noSync`` is true.
 
     Raises:
-        SpecError: There is no place, a secret is missing, or one place lies in the other.
+        SpecError: The spec names no location, a secret is missing, or one location contains the other.
     """
     secret = secret_of(spec.secret) if spec.secret else None
     bucket = None if secret is None else secret.bucket
@@ -286,7 +288,7 @@ def _find_or_none(name: str, base: Config) -> SampleSet | None:
 
 
 def _sets_with(changed: set[str], applied: set[str], base: Config) -> list[SampleSet]:
-    """Return the sets that have one of these secrets, but for those that are applied anyway."""
+    """Return the sets that refer to a changed secret and are not applied themselves."""
     others = [find(name, base) for name in names(base) if changed and name not in applied]
     return [found for found in others if not changed.isdisjoint((found.spec.secret, found.spec.source_secret))]
 
@@ -348,7 +350,7 @@ class _Variable(Fields, frozen=True, kw_only=True):
 
 
 class _Values(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """JuiceFS's six, and three for stores that need more."""
+    """The six fields of JuiceFS's secrets, and three that some object stores need."""
 
     name: _Value | _Variable = ""
     storage: _Value | _Variable = ""
@@ -362,7 +364,7 @@ class _Values(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=T
 
 
 SECRET_KEYS: Final = tuple(each.encode_name for each in msgspec.structs.fields(_Values))
-"""Keys of a secret that mean something here."""
+"""Supported fields of a secret."""
 
 
 class _SecretDocument(Envelope, frozen=True, kw_only=True):
@@ -373,7 +375,7 @@ class _SecretDocument(Envelope, frozen=True, kw_only=True):
 
 
 def _parse_secret(document: Document) -> Secret:
-    """Return the secret of a document; as Kubernetes has it, ``stringData`` wins. No value is in a message."""
+    """Parse a secret. ``stringData`` overrides ``data``, as in Kubernetes. Errors contain no values."""
     parsed = decode(document, _SecretDocument, is_secret=True)
     values = {name: _decode_base64(value, f"data.{name}") for name, value in msgspec.to_builtins(parsed.data).items()}
     return _create_secret(parsed.metadata.name, values | msgspec.to_builtins(parsed.string_data))
@@ -399,10 +401,10 @@ def _create_secret(name: str, values: Mapping[str, Value]) -> Secret:
 
 
 def _store_secret(secret: Secret, config: Config) -> bool:
-    """The home has this secret; return True when it is another than it had.
+    """Write a secret into the home. Return True if its values changed.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     path = _path(secret.name, config)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -414,18 +416,18 @@ def _store_secret(secret: Secret, config: Config) -> bool:
 
 
 def find_secret(name: str, config: Config) -> Secret:
-    """Return a secret that was applied.
+    """Return an applied secret.
 
     Raises:
-        SpecError: There is none of this name.
-        CredentialsError: Others may read it.
+        SpecError: No secret has this name, or its file is damaged.
+        CredentialsError: Other users can read the file.
     """
     require_name(name, "secretRef.name")
     path = _path(name, config)
     data = read_private(path)
     if data is None:
         raise SpecError(
-            f"there is no secret {name}: apply a document of kind Secret with this name, in the same file or before"
+            f"there is no secret {name}: apply a document of kind Secret with this name, in the same file or earlier"
         )
     try:
         values = msgspec.convert(json.loads(data)["values"], dict[str, str | dict[str, str]])

@@ -1,7 +1,8 @@
-"""Documents become structures of msgspec. A refusal has the path of the field, and what it may be.
+"""Decode documents into msgspec structures, with errors that name the field and its valid values.
 
-A structure is a class below ``Fields``: its types say what each field may be, its ``requires`` what no type can say. ``__post_init__``
-refuses by a condition, or by words of its own. The schemas of ``prefeed.kubernetes`` are made of the same types and conditions.
+A structure is a subclass of ``Fields``. Its annotations define the type of each field, and ``requires`` lists the conditions that
+combine several fields. ``__post_init__`` checks the conditions in Python. ``prefeed.kubernetes`` generates its schemas from the same
+types and conditions. Start with ``decode``.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _NAME: Final = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?\Z"
 _NUMBER: Final = r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\Z"
 
 Document = dict[str, Any]
-"""As it was written."""
+"""A document, or a part of one, as parsed from YAML or JSON."""
 
 A_NAME: Final = f"made of lower-case letters, digits and - between them, at most {MAX_NAME}"
 _A_NUMBER: Final = "a number that is not negative"
 _A_RATIO: Final = f"{_A_NUMBER}, such as 0.1 or '0.1'"
 
 Name = Annotated[str, Meta(pattern=_NAME, max_length=MAX_NAME, description=A_NAME)]
-"""As Kubernetes has them; also safe as the name of a directory."""
+"""Name as in Kubernetes, which is also a safe directory name."""
 
 Whole = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -40,16 +41,16 @@ Ratio = (
     Annotated[str, Meta(pattern=_NUMBER, description=_A_RATIO)]
     | Annotated[float, Meta(ge=0, le=sys.float_info.max, description=_A_RATIO)]
 )
-"""A number that may stand in quotes, as some types of Kubernetes want it."""
+"""A number, optionally in quotes, because some Kubernetes types require a string."""
 
 
 class Condition(NamedTuple):
-    """What the fields of a mapping must be together.
+    """Condition that combines fields of a mapping.
 
     Attributes:
-        path: The field that is refused, below the mapping: ``.url``; empty: the mapping.
-        said: Follows the path in messages: `` must be an absolute path``, or ``: `` and a sentence.
-        cel: True of the mapping ``self`` when it is kept, in Kubernetes' expression language. With ``oldSelf``: of a change.
+        path: Path of the rejected field in the mapping, such as ``.url``; empty for the mapping itself.
+        said: Text after the path in messages: `` must be an absolute path``, or ``: `` and a sentence.
+        cel: Expression in Kubernetes' CEL that is true if the mapping ``self`` is valid. Uses ``oldSelf`` if it restricts updates.
     """
 
     path: str
@@ -57,26 +58,26 @@ class Condition(NamedTuple):
     cel: str
 
     def refusal(self, more: str = "") -> ValueError:
-        """Return the error for ``__post_init__``; ``more`` is what only this document makes known, such as the value."""
+        """Return the error to raise in ``__post_init__``. ``more`` is appended, for example the value."""
         return ValueError(f"{self.path}{self.said}{more}")
 
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """What the fields of a mapping say.
+    """Base class of the structures of a mapping.
 
-    A ``ValueError`` in ``__post_init__`` refuses the document. Its text follows the path of the mapping: ``.paths must name one``.
+    ``__post_init__`` rejects the document with a ``ValueError``. Its text follows the path of the mapping: ``.paths must name one``.
     """
 
     requires: ClassVar[tuple[Condition, ...]] = ()
 
 
 def schema(**keywords: Any) -> Meta:
-    """Return what a JSON schema says of a field that the reader passes over."""
+    """Return the annotation with the JSON schema of a field that ``decode`` ignores."""
     return Meta(extra={"schema": keywords})
 
 
 class Unused:
-    """The value of a field that means nothing here; all are equal."""
+    """Value of a field that has no effect. All instances are equal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Unused)
@@ -86,14 +87,14 @@ class Unused:
 
 
 class Reference(Fields, frozen=True, kw_only=True):
-    """The name of another document."""
+    """Reference to another document by name."""
 
     name: Name
     namespace: Unused | None = None
 
 
 class Metadata(Fields, frozen=True, kw_only=True):
-    """Name and namespace of a document; the rest is what `kubectl get -o yaml` writes beside them."""
+    """Name and namespace of a document. The other fields are those that `kubectl get -o yaml` adds."""
 
     name: Name
     namespace: Name = "default"
@@ -112,7 +113,7 @@ class Metadata(Fields, frozen=True, kw_only=True):
 
 
 class Envelope(Fields, frozen=True, kw_only=True):
-    """What every document has."""
+    """Fields that all documents have."""
 
     kind: str
     api_version: str
@@ -126,20 +127,20 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 T = TypeVar("T")
 _PLACE: Final = re.compile(r" - at (`key` in )?`\$([^`]*)`\Z")
-"""Where msgspec says that it is: nothing for the whole document."""
+"""Path in a message of msgspec; absent if the error concerns the whole document."""
 
 
 def decode(value: object, kind: type[T], path: str = "", *, is_secret: bool = False) -> T:
-    """Return what a document, or a part of one, says. A field that is null is not there.
+    """Decode a document, or a part of one, into a structure. Fields that are null count as absent.
 
     Args:
-        value: As it was written.
-        kind: What it becomes.
-        path: What messages call it; empty for a whole document.
-        is_secret: Messages show no value.
+        value: The parsed YAML or JSON.
+        kind: Type of the result.
+        path: Path of ``value`` for messages; empty for a whole document.
+        is_secret: True to omit values from messages.
 
     Raises:
-        SpecError: A field is unknown, missing or of another type; the message has its path, and what is known there.
+        SpecError: A field is unknown, missing or of another type. The message contains its path and the known fields.
     """
     hashable: Any = kind  # for mypy
     try:
@@ -149,7 +150,7 @@ def decode(value: object, kind: type[T], path: str = "", *, is_secret: bool = Fa
     except msgspec.ValidationError as err:
         try:
             said = _translate_error(err, value, kind, path, is_secret=is_secret)
-        except LookupError:  # the name of a field that looks like msgspec's own words
+        except LookupError:  # the name of a field contains the separators of msgspec's paths
             said = str(err)
         raise SpecError(said) from None
     except UnicodeEncodeError:
@@ -157,11 +158,11 @@ def decode(value: object, kind: type[T], path: str = "", *, is_secret: bool = Fa
 
 
 def kind_of(document: Document, versions: Mapping[str, str] = MappingProxyType({})) -> tuple[str, str]:
-    """Return ``kind`` and ``apiVersion`` of a document, whatever else is in it; raises as ``decode``.
+    """Return ``kind`` and ``apiVersion`` of a document, without a check of other fields. Raises as ``decode``.
 
     Args:
-        document: As it was written.
-        versions: ``apiVersion`` by kind, for the message if it is missing.
+        document: The parsed document.
+        versions: ``apiVersion`` by kind, for the message if the field is missing.
     """
     version = versions.get(str(document.get("kind")))
     if version is not None and document.get("apiVersion") is None:
@@ -171,10 +172,10 @@ def kind_of(document: Document, versions: Mapping[str, str] = MappingProxyType({
 
 
 def require_name(value: str, what: str) -> None:
-    """Refuse what is no name: lower-case letters, digits and ``-``, at most 63, none of them ``-`` at an end.
+    """Check that a value is a valid name: up to 63 lower-case letters, digits and inner ``-``.
 
     Raises:
-        SpecError: It is none.
+        SpecError: The value is not a valid name.
     """
     if len(value) > MAX_NAME or not re.match(_NAME, value):
         raise SpecError(f"{what} must be {A_NAME}, not {value!r:.100}")
@@ -186,7 +187,7 @@ def _type_of(kind: Any) -> inspect.Type:
 
 
 def _without_nulls(value: object, types: Sequence[inspect.Type]) -> object:
-    """Return a value of these types without the known fields that are null; an unknown one stays, and is refused."""
+    """Remove known fields that are null. Unknown fields stay, so that msgspec rejects them."""
     if isinstance(value, dict):
         inner = {name: [kind for each in _alternatives(types) for kind in _types_at(each, name)] for name in value}
         return {
@@ -198,11 +199,11 @@ def _without_nulls(value: object, types: Sequence[inspect.Type]) -> object:
     return value
 
 
-# ---------------------------------------------------------------- what is said of a refusal
+# ---------------------------------------------------------------- error messages
 
 
 def _translate_error(err: msgspec.ValidationError, value: Any, kind: Any, path: str, *, is_secret: bool) -> str:
-    """Return msgspec's error in our words: it says where; the type there says what the field may be."""
+    """Return the message for an error of msgspec, from its path and the type at that path."""
     text, in_key, where = _PLACE.sub("", str(err)), "", ""
     if found := _PLACE.search(str(err)):
         in_key, where = found.groups()
@@ -249,7 +250,7 @@ def _describe_missing(name: str, value: dict[str, Any], known: dict[str, Any], p
 
 
 def _alternatives(types: Sequence[inspect.Type]) -> list[inspect.Type]:
-    """Return the types that a value may have; an empty one does not count, for nulls are left out."""
+    """Flatten unions. The type of null is omitted, because nulls count as absent."""
     found: list[inspect.Type] = []
     for each in types:
         union = each.type if isinstance(each, inspect.Metadata) else each
@@ -269,7 +270,7 @@ def _types_at(kind: inspect.Type, name: str) -> list[inspect.Type]:
 
 
 def _describe_types(types: Sequence[inspect.Type]) -> str:
-    """Return what a value must be: the description of its type, or what follows from it."""
+    """Return the text for a type in messages: its description, or one derived from it."""
     first = _alternatives(types)[0]
     if isinstance(first, inspect.Metadata):
         described = (first.extra_json_schema or {}).get("description")
@@ -287,7 +288,7 @@ def _describe_types(types: Sequence[inspect.Type]) -> str:
 
 
 def _suggest_quotes(wanted: str, value: object) -> str:
-    """Return what to change where YAML took a number for a text, or a text for a number."""
+    """Return the hint to add or remove quotes if YAML parsed a number as text, or text as a number."""
     if "number" in wanted and isinstance(value, str) and re.match(_NUMBER, value):
         return ": write it without quotes"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -299,7 +300,7 @@ def _shown(value: object) -> str:
 
 
 def kind_name(value: object) -> str:
-    """Return what messages call a value of this type."""
+    """Return the name of a value's type for messages."""
     kinds: Sequence[tuple[type, str]] = (
         (bool, "true or false"), (int, "a number"), (float, "a number"), (str, "a text"), (list, "a list"), (dict, "a mapping"),
     )  # fmt: skip

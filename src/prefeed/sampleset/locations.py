@@ -1,4 +1,7 @@
-"""From a place as the original writes it, ``[NAME://]BUCKET[.ENDPOINT][/PREFIX]``, to a URL and an endpoint of ours."""
+"""Parse locations in PaddlePaddle's notation, ``[NAME://]BUCKET[.ENDPOINT][/PREFIX]``, into a URL and an endpoint.
+
+``locate`` parses the URI of a document, ``locate_bucket`` the fields of a secret.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from prefeed.sources.urls import PACK, canonical_url, without_credentials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A place that can be read.
+    """Location of data: a directory, or a URL with the endpoint of its store.
 
     Attributes:
         url: Canonical URL, or the path of a directory.
-        endpoint: Of the object store; empty: Amazon's, or what the environment says.
-        region: Of the bucket; empty: what the environment says.
-        is_virtual_hosted: The endpoint's name begins with the bucket's.
+        endpoint: Endpoint of the object store; empty for the one of the environment or Amazon's.
+        region: Region of the bucket; empty for the one of the environment.
+        is_virtual_hosted: True if the host name of the endpoint begins with the bucket.
     """
 
     url: str
@@ -29,7 +32,7 @@ class Location:
 
     @property
     def is_directory(self) -> bool:
-        """True when programs can open its files by path."""
+        """True if programs can open the files by path."""
         return self.url.startswith("/")
 
 
@@ -41,20 +44,20 @@ _VIRTUAL_HOSTED: Final = {
     "obs": re.compile(r"(?P<bucket>[^.]+)\.obs\.(?P<region>[a-z0-9-]+)\.myhuaweicloud\.com"),
 }
 STORAGES: Final = ("bos", "s3", "oss", "cos", "obs", "minio", "gs", "az", "http", "https", "file")
-"""Names that a place may begin with."""
+"""Supported schemes of a location."""
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def locate(uri: str, what: str) -> Location:
-    """Return the place that a URI names.
+    """Return the location of a URI.
 
     Args:
-        uri: As it was written.
-        what: How messages call it.
+        uri: URI as written in the document.
+        what: Name of the field for messages.
 
     Raises:
-        SpecError: It names no place that can be read, or has credentials in it.
+        SpecError: The URI cannot be read from, or contains credentials.
     """
     require_no_credentials(uri, what)
     try:
@@ -66,11 +69,7 @@ def locate(uri: str, what: str) -> Location:
 
 
 def locate_bucket(storage: str, bucket: str, what: str) -> Location:
-    """Return the place that a secret's ``storage`` and ``bucket`` name, as JuiceFS writes them.
-
-    Raises:
-        SpecError: As ``locate``.
-    """
+    """Return the location of a secret's ``storage`` and ``bucket``, in JuiceFS's notation. Raises as ``locate``."""
     require_no_credentials(bucket, what)
     name = storage.lower()
     if name == "file" or (not name and bucket.startswith("/")):
@@ -79,16 +78,17 @@ def locate_bucket(storage: str, bucket: str, what: str) -> Location:
     if scheme not in ("http", "https") or name in ("http", "https", ""):
         return locate(bucket if separator or not name else f"{name}://{bucket}", what)
     host, _, path = rest.partition("/")
-    if ":" in host or _is_address(host):  # a server of one's own: its path begins with the bucket
+    # The host is a self-hosted server, whose paths begin with the bucket.
+    if ":" in host or _is_address(host):
         return _own_server(scheme, host, path, what)
     return locate(f"{name}://{rest}", what)
 
 
 def require_no_credentials(uri: str, what: str) -> None:
-    """Refuse a URI with a name, a key or a token in it.
+    """Check that a URI contains no user name, key or token.
 
     Raises:
-        SpecError: It has; nothing of it is in the message but the place.
+        SpecError: The URI contains one. The message shows the URI without it.
     """
     place = without_keys(uri)
     if place is not None:
@@ -99,10 +99,10 @@ def require_no_credentials(uri: str, what: str) -> None:
 
 
 def without_keys(uri: str) -> str | None:
-    """Return what is left of a URI with a name, a key, a token or parameters in it; None when it has none."""
+    """Return a URI without its user name, keys and parameters; None if it contains none."""
     if uri.startswith("/"):
         return None
-    # Not by urlsplit: a key may hold a slash, and it is still a key.
+    # urlsplit is not used, because a key may contain a slash.
     scheme, separator, rest = uri.rpartition("://")
     before, at, place = re.sub(r"^[^/:@]*:[0-9]+/", "/", rest).rpartition("@")
     is_keyed = bool(at) and (":" in before or "/" not in before)
@@ -157,7 +157,7 @@ def _s3(
 def _own_server(scheme: str, host: str, path: str, what: str) -> Location:
     bucket, slash, prefix = path.partition("/")
     if not bucket:
-        raise SpecError(f"{what}: there is no bucket behind {host}; write it as {host}/BUCKET/PREFIX")
+        raise SpecError(f"{what}: no bucket after {host}; write it as {host}/BUCKET/PREFIX")
     return _s3(bucket, slash + prefix, what, f"{scheme}://{host}")
 
 

@@ -1,4 +1,4 @@
-"""What ``sampleset://NAME/PATH`` stands for."""
+"""Resolve ``sampleset://NAME/PATH`` to the URL of the data and the settings of the set's node."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SCHEME: Final = SAMPLE_SET
 
 
 def is_named(url: str | os.PathLike[str]) -> bool:
-    """Return True for the name of a sample set, or of something in one."""
+    """Return True if a URL names a sample set or a path in one."""
     return os.fspath(url).startswith(SCHEME)
 
 
 def resolve(url: str, config: Config) -> tuple[str, Config]:
-    """Return where the data is, and the settings of the node that caches it; other URLs come back as they are.
+    """Return the URL of the data and the settings of its node. Other URLs are returned unchanged.
 
-    Every process of the home gets the same answer, so all of them use the same node.
+    The result is the same in all processes of the home, so that they use the same node.
 
     Args:
         url: ``sampleset://imagenet/train``, the same in blocks, or any other URL or path.
-        config: Settings in force; their home has the sets.
+        config: Settings in force, whose home contains the sets.
 
     Raises:
-        SampleSetNotFoundError: There is no such set.
-        SpecError: What stands behind ``sampleset://`` is no name, or its path leads out of the set.
+        SampleSetNotFoundError: No such set exists.
+        SpecError: The URL has no valid name after ``sampleset://``, or its path leads out of the set.
     """
     if url.startswith(BLOCKS + SCHEME):
         where, config = resolve(url[len(BLOCKS) :], config)
@@ -48,11 +48,11 @@ def _settings_of(found: SampleSet, config: Config) -> Config:
 
 
 def resolve_roots(config: Config) -> Config:
-    """Return settings whose roots are directories: a set among them stands for its own, and its node serves all of them.
+    """Replace a sample set among the roots by its directory. The node of the set then serves all roots.
 
     Raises:
-        SampleSetNotFoundError: There is no such set.
-        ConfigError: It is not in a directory, or there are two.
+        SampleSetNotFoundError: No such set exists.
+        ConfigError: The set is not in a directory, or the roots name two sets.
     """
     named = [root for root in config.roots or () if is_named(root)]
     if not named:
@@ -70,11 +70,11 @@ def resolve_roots(config: Config) -> Config:
 
 
 def find_named(url: str, config: Config) -> tuple[SampleSet, str]:
-    """Return the set that a name stands for, and the path in it; empty: all of it.
+    """Return the set that a URL names, and the path in it, which is empty for the whole set.
 
     Raises:
-        SampleSetNotFoundError: There is no such set.
-        SpecError: It is no name, or its path leads out of the set.
+        SampleSetNotFoundError: No such set exists.
+        SpecError: The URL has no valid name, or its path leads out of the set.
     """
     name, _, path = os.fspath(url)[len(SCHEME) :].partition("/")
     if not name:

@@ -1,4 +1,4 @@
-"""From a record to a set that is ready: its server runs, its data is where it is read, what it holds is known."""
+"""Bring up applied sample sets (start the server, copy and list the data), and delete sets with their tiers and records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from prefeed.types import ListingProgress, ServerStatus
 from prefeed.wire.endpoint import remove_runtime_dirs
 
 Sync = Callable[[SampleSet, Config], None]
-"""Copies a set's data from its source to its origin, with the settings of its node; raises when that fails."""
+"""Function that copies a set's data from its source to its origin, with the settings of its node. Raises if that fails."""
 
 
 def bring_up(
@@ -44,17 +44,17 @@ def bring_up(
     starts: bool = True,
     listing: ListingProgress | None = None,
 ) -> Progress:
-    """The set is ready, or what is noted says why not. One process at a time does this; another is waited for.
+    """Make a set ready, or record the error. Waits until no other process brings up the same set.
+
+    Can be killed at any time: the next call resumes.
 
     Args:
-        found: The set, as it is recorded now.
+        found: The set as recorded now.
         base: Settings in force.
-        sync: Called when data is to be copied.
-        is_changed: Its settings are others than before: an unused server is restarted.
-        starts: False: its server is started and ended by somebody else, and runs.
-        listing: Told how far the listing has come.
-
-    Safe against a kill at any instant: the next call resumes.
+        sync: Called if data must be copied.
+        is_changed: True if the set's settings changed, so that an unused server must be restarted.
+        starts: False if the caller starts and stops the server, which runs already.
+        listing: Called with the progress of the listing.
     """
     with lock_set(found):
         before = read_progress(found)
@@ -62,7 +62,7 @@ def bring_up(
         record_progress(found, error="", **({} if is_complete else {"begun": 0.0, "listed": 0.0}))
         try:
             settings = found.settings(base)
-            # After a failure a variable may be set that was not, and a server keeps the environment it was started with.
+            # After a failure the user may have set a missing variable, and a server keeps its initial environment.
             if starts and (is_changed or before.error):
                 stop_unused_server(settings)
             with NodeClient.connect(settings, autostart=starts) as node:
@@ -85,7 +85,7 @@ def _complete(
 
 
 def stop_unused_server(settings: Config) -> ServerStatus | None:
-    """The set's server does not run, unless somebody uses it: then return what it is doing."""
+    """Stop the set's server if it has no clients and plans; otherwise return its status."""
     try:
         with NodeClient.connect(settings, autostart=False) as node:
             status = node.status()
@@ -93,22 +93,22 @@ def stop_unused_server(settings: Config) -> ServerStatus | None:
                 return status
             node.stop()
     except ServerBusyError:
-        raise  # who uses it cannot be told
+        raise  # It is unknown whether a client uses the server.
     except ServerUnavailableError:
         pass
     return None
 
 
 def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
-    """There is no such set any more: no server, no tiers, no records. Its data, at the source and the origin, stays.
+    """Delete a set: its server, tiers and records. The data at the source and the origin is kept.
 
     Args:
         found: The set.
         base: Settings in force.
-        force: Delete it even while jobs run or loaders use it: they continue without a cache, or fail.
+        force: True to delete a set that jobs or loaders use. They continue without a cache, or fail.
 
     Raises:
-        SampleSetInUseError: It is used, or being brought up, and not ``force``.
+        SampleSetInUseError: The set is used or being brought up, and ``force`` is False.
     """
     with lock_sets(base):
         if not force and is_being_set_up(found):
@@ -132,11 +132,11 @@ def delete(found: SampleSet, base: Config, *, force: bool = False) -> None:
                 "--force; they then read its data without a cache",
                 name=found.name,
             )
-        keep_home = bool(others)  # what other nodes have mapped there
-        remove_record(found, keep_home=keep_home)  # from here on it cannot be found
+        keep_home = bool(others)  # Other nodes have mapped files of the home.
+        remove_record(found, keep_home=keep_home)  # From here on, the set cannot be found.
         _stop_server(settings)
         _remove_tiers(settings, keep_others=keep_home)
-        remove_record(found, keep_home=keep_home)  # what a server that ended has left
+        remove_record(found, keep_home=keep_home)  # Remove files that the server wrote while it stopped.
         remove_deleted(base)
 
 
@@ -146,13 +146,13 @@ def _stop_server(settings: Config) -> None:
 
 
 def _remove_tiers(settings: Config, *, keep_others: bool) -> None:
-    """Remove what only this home's servers can have made: directories that are named after it."""
+    """Remove the tiers' directories that are named after this home, which only its servers create."""
     on_disk = settings.disk.directory
     if on_disk is not None and on_disk.name.endswith(settings.home_id):
         for directory in of_this_kernel(on_disk) if keep_others else [on_disk]:
             remove_tree(directory, ignore_errors=True)
     for directory in _memory_directories(settings):
-        remove_tree(directory, ignore_errors=True)  # of a server that was killed
+        remove_tree(directory, ignore_errors=True)  # A killed server leaves its memory tier behind.
     remove_runtime_dirs(settings)
 
 

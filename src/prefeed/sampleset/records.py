@@ -1,14 +1,14 @@
-"""What was applied: one directory a sample set.
+"""Records of applied sample sets: one directory per set.
 
 ::
 
-    <home>/samplesets/.lock             held by who applies or deletes
+    <home>/samplesets/.lock             locked while documents are applied or a set is deleted
     <home>/samplesets/<name>/           0700
-        sampleset.json                  name, namespace, spec, where the data is read; without it there is no set
-        progress.json                   how far it has come: listed, copied, what failed
-        working                         held by the process that brings it up, whose log is beside it
-        node/                           the home of its node server, with credentials.json (0600)
-        jobs/                           its jobs
+        sampleset.json                  name, namespace, spec and URLs; without this file the set does not exist
+        progress.json                   progress: listed, copied, error
+        working                         locked by the process that brings up the set
+        node/                           home of the set's node server, with credentials.json (0600)
+        jobs/                           records of the set's jobs
     <home>/secrets/<name>.json          0600
 """
 
@@ -43,33 +43,33 @@ PROGRESS: Final = "progress.json"
 _DIRECTORY: Final = "samplesets"
 _NODE: Final = "node"
 _LEFTOVERS: Final = re.compile(r"node|jobs|working|bring-up\.log|\.?progress\.json.*|\.sampleset\.json\..*")
-"""What is left of a set: a directory in which anything else lies is none."""
+"""Files of a deleted set. A directory with other files is not one of a deleted set and is kept."""
 
 _HEARTBEAT_SECONDS: Final = 20.0
-"""How often who brings a set up says so."""
+"""Interval at which the process that brings up a set touches its lock file."""
 
 _STALE_SECONDS: Final = 600.0
-"""Who has not said so for that long does not do it any more."""
+"""Age of the lock file from which its holder counts as dead, for example because its node has failed."""
 
 _APPLY_SECONDS: Final = 60.0
-"""What is done at once takes seconds."""
+"""Maximum wait for another process that applies or deletes, which takes seconds."""
 
 _DELETED_SECONDS: Final = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSet:
-    """A sample set that was applied.
+    """An applied sample set.
 
     Attributes:
-        name: Its name.
-        namespace: As it was written; names are unique over all namespaces.
-        spec: What was asked for.
-        source_url: Where the data comes from; no credentials in it. The origin, when there is no source.
-        origin_url: Where it is read: ``source_url``, or the bucket that it is copied to.
-        directory: Its records; jobs keep theirs below ``jobs``.
-        created: Seconds since 1970 when it was first applied.
-        document: The ``spec`` as it was written.
+        name: Name, unique over all namespaces.
+        namespace: Namespace as written.
+        spec: Requested state.
+        source_url: URL that the data comes from, without credentials. Equal to ``origin_url`` if the spec has no source.
+        origin_url: URL that the data is read from: ``source_url``, or the bucket that the data is copied to.
+        directory: Directory of the records. Those of jobs are in ``jobs`` below it.
+        created: Time of the first apply, in seconds since 1970.
+        document: The ``spec`` as written.
     """
 
     name: str
@@ -83,29 +83,26 @@ class SampleSet:
 
     @property
     def needs_sync(self) -> bool:
-        """True when data is copied to where it is read."""
+        """True if the data is copied from the source to another origin."""
         return self.source_url != self.origin_url
 
     @property
     def read_url(self) -> str:
-        """URL below which names of the set lie: the origin, or the directory in it that ``sub-dir`` names."""
+        """Root URL of the set's objects: the origin, or its directory ``sub-dir``."""
         below = self.spec.options.below.strip("/")
         return f"{self.origin_url.rstrip('/')}/{below}" if below else self.origin_url
 
     def url_of(self, path: str) -> str:
-        """Return the URL of what lies at a path below ``read_url``; empty: that itself."""
+        """Return the URL of a path below ``read_url``. An empty path gives ``read_url``."""
         return f"{self.read_url.rstrip('/')}/{path}" if path else self.read_url
 
     @property
     def home(self) -> Path:
-        """Home of the node that serves the set."""
+        """Home of the set's node server."""
         return self.directory / _NODE
 
     def settings(self, base: Config) -> Config:
-        """Return the settings of the node that serves the set: its own home, its levels as tiers.
-
-        What the document does not say is as in ``base``.
-        """
+        """Return the settings of the set's node: its own home and tiers, and all else as in ``base``."""
         options = self.spec.options
         changes: dict[str, Any] = {"home": self.home, "idle_timeout": 0.0}
         changes.update(tier_settings(self.spec, base, self.home))
@@ -120,7 +117,7 @@ class SampleSet:
 
 
 def _metrics_address(address: str | None, base: Config) -> str | None:
-    """Return where the node shows metrics: an address of its own, since that of ``base`` is another server's."""
+    """Return the address for the node's metrics. The address of ``base`` is used by another server."""
     if address is not None:
         return cast("str | None", SETTINGS["metrics"].metadata["parse"](address))
     return None if base.metrics else base.metrics
@@ -133,9 +130,9 @@ def find(name: str, config: Config) -> SampleSet:
     """Return a sample set by its name.
 
     Raises:
-        SampleSetNotFoundError: There is none; the message says which there are.
-        CredentialsError: Another user owns it.
-        SampleSetError: Its record is damaged.
+        SampleSetNotFoundError: No set has this name. The message lists the existing names.
+        CredentialsError: Another user owns the set.
+        SampleSetError: The record is damaged.
     """
     directory = directory_of(name, config)
     known, version = _found.get(directory), _version_of(directory / RECORD)
@@ -167,7 +164,7 @@ def find(name: str, config: Config) -> SampleSet:
 
 
 _found: dict[Path, tuple[tuple[int, ...] | None, SampleSet]] = {}
-"""Sets that were found, with the version of their records: decoding one takes longer than a cached read."""
+"""Decoded sets with the version of their records, because decoding takes longer than a cached read."""
 
 
 def _version_of(record: Path) -> tuple[int, ...] | None:
@@ -179,7 +176,7 @@ def _version_of(record: Path) -> tuple[int, ...] | None:
 
 
 def set_of_home(home: Path) -> SampleSet | None:
-    """Return the sample set whose node has this home; None when there is none, or its record is damaged."""
+    """Return the sample set whose node has this home; None if none has, or its record is damaged."""
     data = read_private(home.parent / RECORD) if home.name == _NODE else None
     try:
         return None if data is None else _decode_record(data, home.parent)
@@ -191,7 +188,7 @@ def names(config: Config) -> list[str]:
     """Return the names of all sample sets, sorted.
 
     Raises:
-        ConfigError: The home is another user's, and closed to this one.
+        ConfigError: The home belongs to another user and cannot be read.
     """
     try:
         return sorted(file.parent.name for file in (config.home / _DIRECTORY).glob(f"*/{RECORD}"))
@@ -204,17 +201,17 @@ def names(config: Config) -> list[str]:
 
 
 def directory_of(name: str, config: Config) -> Path:
-    """Return where a sample set of this name has its records, whether there is one or not.
+    """Return the directory for the records of a set, which need not exist.
 
     Raises:
-        SpecError: It is no name.
+        SpecError: The name is invalid.
     """
     require_name(name, "the name of a sample set")
     return config.home / _DIRECTORY / name
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies on disk of a set."""
+    """Content of ``sampleset.json``."""
 
     format: Literal[1] = 1
     spec: Document
@@ -226,7 +223,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_recorded(found: SampleSet) -> bool:
-    """Return whether this very set is there, and not another one of its name."""
+    """Return True if the set still exists and was not replaced by a new set of the same name."""
     data = read_private(found.directory / RECORD)
     try:
         return data is not None and msgspec.convert(json.loads(data), _Record).created == found.created
@@ -252,10 +249,10 @@ def _decode_record(data: bytes, directory: Path) -> SampleSet:
 
 
 def write_record(found: SampleSet) -> None:
-    """The set is recorded, whole or not at all.
+    """Write the record of a set atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     found.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = _Record(
@@ -271,11 +268,11 @@ def write_record(found: SampleSet) -> None:
 
 
 def remove_record(found: SampleSet, *, keep_home: bool = False) -> None:
-    """There is no such set any more; its name first, so that half of it is never found.
+    """Remove the record and directory of a set. The record goes first, so that a partial set is never found.
 
     Args:
         found: The set.
-        keep_home: What its servers have open stays: some run on other nodes. ``remove_deleted`` removes it later.
+        keep_home: True to keep the files that servers on other nodes have open. ``remove_deleted`` removes them later.
     """
     (found.directory / RECORD).unlink(missing_ok=True)
     if keep_home:
@@ -285,7 +282,7 @@ def remove_record(found: SampleSet, *, keep_home: bool = False) -> None:
 
 
 def remove_deleted(config: Config) -> None:
-    """Remove what was left of sets that were deleted while servers of other nodes used them, when none does so any more."""
+    """Remove the files of deleted sets that servers on other nodes no longer use."""
     for directory in (config.home / _DIRECTORY).glob("*/"):
         with suppress(OSError):
             is_old = time.time() - directory.stat().st_mtime > _DELETED_SECONDS
@@ -297,7 +294,7 @@ def remove_deleted(config: Config) -> None:
 
 @contextmanager
 def lock_sets(config: Config) -> Iterator[None]:
-    """One at a time applies and deletes; the kernel lets go of the lock when the process dies.
+    """Hold the lock for applying and deleting sets. The kernel releases the lock if the process dies.
 
     Raises:
         OSError: The home cannot be written.
@@ -310,10 +307,10 @@ def lock_sets(config: Config) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path, patience_seconds: float) -> Iterator[int]:
-    """Hold a lock, and yield its file, which its holder touches; one who has not done so for that long is not waited for.
+    """Hold a file lock and yield its descriptor, which a long-running holder must touch.
 
-    On NFS a node that is gone may keep a lock for ever, and elsewhere a process that is stopped. Without locks, too, what two
-    do at once is done twice, each file whole.
+    If the holder has not touched the file for ``patience_seconds``, continue without the lock. Otherwise, a failed NFS client or a
+    stopped process would block all others forever. Two processes that run at once repeat work, but write each file atomically.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -325,22 +322,22 @@ def _locked(path: Path, patience_seconds: float) -> Iterator[int]:
         os.close(descriptor)
 
 
-# ---------------------------------------------------------------- how far it has come
+# ---------------------------------------------------------------- progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a set has come; what can be seen is not written here.
+    """Progress of a set, except for facts that can be observed. Times are in seconds since 1970, 0.0 for not yet.
 
     Attributes:
-        begun: The source could be opened and is being copied or listed, or was; seconds since 1970, 0.0: not yet.
-        synced: Its data was copied to where it is read; seconds since 1970, 0.0: not yet.
-        listed: What it holds is known; seconds since 1970, 0.0: not yet.
-        emptied: A job has left nothing of it; seconds since 1970, 0.0: it has not.
-        error: Why the last try ended; empty: it did not, or well.
-        sync_job: Id of the job that copies.
+        begun: Time when the source was opened, before copying and listing.
+        synced: Time when the data was copied to the origin.
+        listed: Time when the origin was listed.
+        emptied: Time when a job removed the last object.
+        error: Error of the last attempt; empty if it succeeded or is still running.
+        sync_job: Id of the job that copies the data.
         warmup_job: Id of the last job that filled the tiers.
-        changed: Seconds since 1970 when this was written.
+        changed: Time when this record was written.
     """
 
     begun: float = 0.0
@@ -354,7 +351,7 @@ class Progress:
 
 
 def read_progress(found: SampleSet) -> Progress:
-    """Return how far a set has come."""
+    """Read the progress of a set; if the file is missing or damaged, return one without progress."""
     try:
         return msgspec.convert(json.loads(read_private(found.directory / PROGRESS) or b"{}"), Progress)
     except (ValueError, msgspec.ValidationError):
@@ -362,7 +359,7 @@ def read_progress(found: SampleSet) -> Progress:
 
 
 def record_progress(found: SampleSet, **changes: Any) -> Progress:
-    """Some of it has changed; return what is noted now. Nothing is noted of a set that was deleted meanwhile."""
+    """Update and return the progress of a set. If the set was deleted, nothing is written."""
     progress = replace(read_progress(found), **changes, changed=time.time())
     if (found.directory / RECORD).exists():
         write_private(found.directory / PROGRESS, json.dumps(asdict(progress), indent=1).encode())
@@ -371,7 +368,7 @@ def record_progress(found: SampleSet, **changes: Any) -> Progress:
 
 @contextmanager
 def lock_set(found: SampleSet) -> Iterator[None]:
-    """Inside it this process brings the set up; another one that does so is waited for."""
+    """Hold the lock of a set for bringing it up or for a job, and touch it regularly."""
     with (
         _locked(found.directory / "working", _STALE_SECONDS) as lock,
         call_periodically(lambda: os.utime(lock), every_seconds=_HEARTBEAT_SECONDS, name="prefeed-set"),
@@ -381,23 +378,23 @@ def lock_set(found: SampleSet) -> Iterator[None]:
 
 @contextmanager
 def lock_recorded(found: SampleSet) -> Iterator[None]:
-    """The set that was found is there, and is not deleted, nor worked at by another process, during the block.
+    """Hold the lock of a set and check that the set still exists.
 
     Raises:
-        SampleSetNotFoundError: It was deleted since it was found, perhaps while this waited; another of its name is not it.
+        SampleSetNotFoundError: The set was deleted since it was found, perhaps during the wait for the lock.
     """
     with ExitStack() as stack:
         with suppress(FileNotFoundError):
             stack.enter_context(lock_set(found))
         if not _is_recorded(found):
             raise SampleSetNotFoundError(
-                f"the sample set {found.name!r} was deleted meanwhile; nothing was done", name=found.name
+                f"the sample set {found.name!r} was deleted in the meantime; nothing was done", name=found.name
             )
         yield
 
 
 def is_being_set_up(found: SampleSet) -> bool:
-    """Return True while a process brings the set up; one that was killed, or says nothing of itself, does not."""
+    """Return True if a live process brings up the set: the lock is held, and was touched recently."""
     try:
         descriptor = os.open(found.directory / "working", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,7 @@
-"""What a document of kind SampleSet says, as the original's fields have it, and what each of JuiceFS's mount options means here.
+"""Fields of a document of kind SampleSet, and the effect of each of JuiceFS's mount options.
 
-docs/guide/sample-sets.md has the table of the options; a test compares the two.
+The fields are those of PaddlePaddle's operator. The table of mount options in docs/guide/sample-sets.md is compared with this module
+by a test. Start with ``SampleSetSpec``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _Seconds = Annotated[int, Meta(ge=1, description="a whole number of seconds, at 
 
 
 class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """JuiceFS's options: None: not given."""
+    """JuiceFS's mount options. A field that is not given is None."""
 
     requires: ClassVar[tuple[Condition, ...]] = (_NO_WRITEBACK, _BELOW_ONE, _BELOW_THE_SOURCE)
 
@@ -119,26 +120,26 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
 
     @property
     def below(self) -> str:
-        """Directory below the source; empty: all of it."""
+        """Directory below the source; empty for the whole source."""
         return self.sub_dir or ""
 
     @property
     def free_ratio(self) -> float:
-        """Share of the disk that stays free; 0: not said."""
+        """Share of the disk that stays free; 0 if not given."""
         return float(self.free_space_ratio or 0)
 
     def given(self) -> dict[str, Any]:
-        """Return those that were given, by name."""
+        """Return the given options, by name."""
         return dict(msgspec.to_builtins(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountOption:
-    """What an option means.
+    """Effect of a mount option.
 
     Attributes:
-        effect: ``mapped``, ``no effect`` or ``refused``; a flag that is refused may be false.
-        meaning: A sentence: to what it is mapped, or why it has no effect.
+        effect: ``mapped``, ``no effect`` or ``refused``. A refused flag may be given as false.
+        meaning: Sentence about the setting that the option is mapped to, or the reason why it has no effect.
     """
 
     effect: str
@@ -147,7 +148,7 @@ class MountOption:
 
 @cache
 def mount_options() -> Mapping[str, MountOption]:
-    """Return what each option means, by name."""
+    """Return the effect of each mount option, by name."""
     options = {}
     for one in msgspec.inspect.type_info(MountOptions).fields:  # type: ignore[attr-defined]
         [extra] = [extra for kind in one.type.types if (extra := getattr(kind, "extra", None))]
@@ -156,26 +157,26 @@ def mount_options() -> Mapping[str, MountOption]:
 
 
 class Csi(Fields, frozen=True, kw_only=True):
-    """How the original mounts it."""
+    """CSI driver and mount options of PaddlePaddle's operator."""
 
     driver: Literal["juicefs"] = "juicefs"
     options: MountOptions = field(name="juiceFSMountOptions", default_factory=MountOptions)
 
 
 class Source(Fields, frozen=True, kw_only=True):
-    """Where the data comes from, and the secret for it."""
+    """URI of the data's source, and the secret for it."""
 
     uri: str
     secret_ref: Reference | None = None
 
 
 class Level(Fields, frozen=True, kw_only=True):
-    """A level of the cache.
+    """Level of the cache.
 
     Attributes:
-        medium: In memory or on a disk.
-        path: Directory, or several with ``:`` between them.
-        cache_mib: The most that it may take, MiB; None: not said.
+        medium: Memory or a kind of disk.
+        path: Directory, or several separated by ``:``.
+        cache_mib: Maximum size, in MiB; None if not given.
     """
 
     medium: Annotated[Literal["MEM", "SSD", "HDD"], Meta(description="one of MEM, SSD, HDD")] = field(name="mediumType")
@@ -186,7 +187,7 @@ class Level(Fields, frozen=True, kw_only=True):
 
 
 class Cache(Fields, frozen=True, kw_only=True):
-    """The levels of the cache, in the order in which they were written."""
+    """Levels of the cache, in the order of the document."""
 
     levels: tuple[Level, ...] = ()
 
@@ -213,7 +214,7 @@ CHANGEABLE: Final = "cannot change: only partitions, cacheSize and mount options
 
 
 def _immutable(path: str, value: str) -> Condition:
-    """Return the condition that a part of a spec stays; ``value`` is an expression, with ``{of}`` for the spec."""
+    """Return the condition that a field is immutable. ``value`` is its CEL expression, with ``{of}`` for the spec."""
     return Condition(f".{path}", f" {CHANGEABLE}", f"{value.format(of='self')} == {value.format(of='oldSelf')}")
 
 
@@ -235,13 +236,13 @@ _IMMUTABLE: Final = (
 
 
 class SampleSetSpec(Fields, frozen=True, kw_only=True):
-    """What was asked for.
+    """Requested state of a sample set.
 
     Attributes:
-        partitions: Nodes that cache it.
-        source: None: the data is in the secret's bucket already.
-        secret_ref: The secret for the bucket.
-        no_sync: Nothing is to be copied into the bucket.
+        partitions: Number of nodes that cache the set.
+        source: Source of the data; None if the data is already in the secret's bucket.
+        secret_ref: Secret for the bucket.
+        no_sync: True if no data is copied into the bucket.
     """
 
     requires: ClassVar[tuple[Condition, ...]] = (NO_PLACE, *_IMMUTABLE)
@@ -257,17 +258,17 @@ class SampleSetSpec(Fields, frozen=True, kw_only=True):
 
     @property
     def uri(self) -> str:
-        """Where the data is, as it was written; empty when it is in the secret's bucket already."""
+        """URI of the source as written; empty if the data is already in the secret's bucket."""
         return self.source.uri if self.source else ""
 
     @property
     def source_secret(self) -> str:
-        """Name of the secret for ``uri``; empty: none."""
+        """Name of the secret for ``uri``, or empty."""
         return self.source.secret_ref.name if self.source and self.source.secret_ref else ""
 
     @property
     def secret(self) -> str:
-        """Name of the secret for the bucket; empty: none."""
+        """Name of the secret for the bucket, or empty."""
         return self.secret_ref.name if self.secret_ref else ""
 
     @property
@@ -282,18 +283,18 @@ class SampleSetSpec(Fields, frozen=True, kw_only=True):
 
     @property
     def for_kubernetes(self) -> tuple[str, ...]:
-        """Fields that were given and only Kubernetes has a use for."""
+        """Given fields that only Kubernetes uses."""
         given = {"nodeAffinity": self.node_affinity, "tolerations": self.tolerations}
         return tuple(name for name, value in given.items() if value is not None)
 
 
 class SampleSetDocument(Envelope, frozen=True, kw_only=True):
-    """The whole document; a cluster that wrote it out has put its status there, which kubectl passes over, too."""
+    """Document of kind SampleSet. ``status`` is ignored, because documents printed by a cluster contain it."""
 
     spec: SampleSetSpec
     status: Unused | None = None
 
 
 def parse_spec(document: Document) -> SampleSetSpec:
-    """Return what the fields of a ``spec`` say; raises as ``documents.decode``."""
+    """Decode the ``spec`` of a SampleSet. Raises as ``documents.decode``."""
     return decode(document, SampleSetSpec, "spec")

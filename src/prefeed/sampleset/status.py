@@ -1,6 +1,7 @@
-"""What a sample set is doing now, and what its document was mapped to. Looked up each time; no server is started for it.
+"""Status of a sample set, and the settings that its document is mapped to.
 
-Phases, which are pure::
+``observe`` queries the server, the records and the tiers on each call, and starts no server. ``phase_of`` derives the phase from
+these observations without I/O::
 
     "" ─→ Bound ─→ Mount ─→ Syncing ─→ PartialReady ─→ Ready
                                └─────→ SyncFailed
@@ -32,8 +33,7 @@ from prefeed.store.shared import SharedTier
 from prefeed.types import ENTRY_KEY_BYTES, ServerStatus, Statistics
 
 _KEYS_PER_READ: Final = 512
-"""Keys looked up in one transaction: a long one keeps what is freed from being used again."""
-
+"""Keys per read transaction. During a long transaction the space of freed entries cannot be reused."""
 
 NONE: Final = ""
 BOUND: Final = "Bound"
@@ -48,17 +48,17 @@ INTERRUPTED: Final = "the process that set up the sample set was killed; `prefee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseInputs:
-    """What a phase follows from.
+    """Observations that determine the phase of a set.
 
     Attributes:
-        is_recorded: The set was applied, and not deleted.
-        is_being_set_up: A process brings it up.
-        has_server: Its node server answers.
-        has_begun: The source could be opened, and is being listed or copied, or was.
-        is_complete: What it holds is known, and copied to where it is read.
-        error: Why the last try ended; empty: it did not, or well.
-        num_ready: Nodes of the set that serve it, as far as this one knows.
-        partitions: Nodes that were asked for.
+        is_recorded: True if the set was applied and not deleted.
+        is_being_set_up: True if a process brings up the set.
+        has_server: True if the node server responds.
+        has_begun: True if copying or listing has begun.
+        is_complete: True if the data was copied and listed.
+        error: Error of the last attempt; empty if it succeeded or is still running.
+        num_ready: Nodes known to this one that serve the set.
+        partitions: Number of nodes requested.
     """
 
     is_recorded: bool = True
@@ -72,7 +72,7 @@ class PhaseInputs:
 
 
 def phase_of(facts: PhaseInputs) -> str:
-    """Return the phase, in the original's words."""
+    """Return the phase, as named by PaddlePaddle's operator."""
     if not facts.is_recorded:
         return NONE
     if facts.has_begun and not facts.is_being_set_up and (facts.error or not facts.is_complete):
@@ -87,25 +87,25 @@ def phase_of(facts: PhaseInputs) -> str:
 
 
 def failure_of(facts: PhaseInputs) -> str:
-    """Return what is to be said of a failure; empty when there is none."""
+    """Return the error of the last attempt, or that it was interrupted; empty without a failure."""
     if facts.error or facts.is_being_set_up or not facts.has_begun or facts.is_complete:
         return facts.error
     return INTERRUPTED
 
 
-# ---------------------------------------------------------------- now
+# ---------------------------------------------------------------- status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStatus:
-    """One tier of the node.
+    """Usage of a tier.
 
     Attributes:
         kind: ``memory`` or ``disk``.
         path: Directory.
-        budget_bytes: The most that it may take.
-        used_bytes: What it takes.
-        free_bytes: What it can still take: what is left of the budget, or of the file system if that is less.
+        budget_bytes: Maximum size, in bytes.
+        used_bytes: Used space, in bytes.
+        free_bytes: Free space in bytes, limited by the budget and, on disk, by the file system.
     """
 
     kind: str
@@ -117,22 +117,22 @@ class TierStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSetStatus:
-    """What is known of a sample set now.
+    """Status of a sample set.
 
     Attributes:
-        phase: See ``phase_of``.
-        error: Why it is not ready; empty: nothing has failed.
-        total_bytes: Size of all its objects; None: not known yet.
-        total_files: How many there are; None: not known yet.
-        has_unknown_sizes: Some of them the source did not tell the size of; ``total_bytes`` is that of the others.
-        cached_bytes: Size of those of its objects that are in a tier now, each counted once.
-        cached_files: How many these are.
-        tiers: Of the node; empty when its server does not run.
-        num_ready: Nodes of the set that serve it, as far as this one knows.
-        partitions: Nodes that were asked for.
-        sync_job: Id of the job that copies; empty: there is none.
-        warmup_job: Id of the last job that filled the tiers; empty: there was none.
-        pid: Of the node server; 0: none runs.
+        phase: Phase, see ``phase_of``.
+        error: Reason why the set is not ready; empty without a failure.
+        total_bytes: Size of all objects; None if not known yet.
+        total_files: Number of objects; None if not known yet.
+        has_unknown_sizes: True if the listing lacks the size of some objects, which ``total_bytes`` excludes.
+        cached_bytes: Size of the objects that are in a tier, each counted once.
+        cached_files: Number of these objects.
+        tiers: Tiers of the node; empty if its server does not run.
+        num_ready: Nodes known to this one that serve the set.
+        partitions: Number of nodes requested.
+        sync_job: Id of the job that copies the data, or empty.
+        warmup_job: Id of the last job that filled the tiers, or empty.
+        pid: Process id of the node server; 0 if none runs.
     """
 
     phase: str
@@ -151,28 +151,24 @@ class SampleSetStatus:
 
     @property
     def disk_bytes(self) -> int:
-        """What the tiers may take together."""
+        """Used and free space of all tiers, in bytes."""
         return sum(tier.used_bytes + tier.free_bytes for tier in self.tiers)
 
     @property
     def used_bytes(self) -> int:
-        """What they take."""
+        """Used space of all tiers, in bytes."""
         return sum(tier.used_bytes for tier in self.tiers)
 
     @property
     def free_bytes(self) -> int:
-        """What they can still take."""
+        """Free space of all tiers, in bytes."""
         return sum(tier.free_bytes for tier in self.tiers)
 
 
 def observe(found: SampleSet, base: Config) -> SampleSetStatus:
-    """Return what a sample set is doing now.
+    """Return the status of a sample set.
 
-    Args:
-        found: The set.
-        base: Settings in force.
-
-    **Blocking**: reads the keys of what is cached, about a second for a million objects.
+    **Blocking**: reads the keys of all cached objects, which takes about a second per million.
     """
     settings = found.settings(base)
     server = _query_server(settings)
@@ -182,7 +178,7 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
         is_being_set_up=is_being_set_up(found),
         has_server=server is not None,
         has_begun=bool(progress.begun),
-        is_complete=bool(progress.listed),  # a listing that a job has let go is made again by the next reader
+        is_complete=bool(progress.listed),  # If a job dropped the listing, the next reader lists again.
         error=progress.error,
         num_ready=0 if server is None else 1,
         partitions=found.spec.partitions,
@@ -207,7 +203,7 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
 
 
 def manifest_of(found: SampleSet) -> Manifest | None:
-    """Return the listing of what the set holds; None when there is none yet."""
+    """Return the newest listing of a set, or None."""
     return ManifestLibrary(found.home).newest(found.read_url)
 
 
@@ -234,22 +230,22 @@ def _tiers(settings: Config, status: ServerStatus, counts: Statistics) -> Iterat
 def _tier(kind: str, path: Path, budget: int, used: int, *, keep_free: int | None) -> TierStatus:
     system = os.statvfs(nearest_directory(path))
     keep = system.f_blocks * system.f_frsize // 10 if keep_free is None else keep_free
-    room = max(0, system.f_bavail * system.f_frsize - keep)
-    # A memory tier has its file's room reserved: what is free of the budget is free, however full the tmpfs is.
+    available = max(0, system.f_bavail * system.f_frsize - keep)
+    # The file of a memory tier is allocated at its full size, so the free space of the tmpfs does not limit it.
     free = max(0, budget - used)
     return TierStatus(
         kind=kind, path=str(path), budget_bytes=budget, used_bytes=used,
-        free_bytes=free if kind == "memory" else min(free, room),
+        free_bytes=free if kind == "memory" else min(free, available),
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- what is cached
+# ---------------------------------------------------------------- cached objects
 
 
 def _count_cached(
     manifest: Manifest, settings: Config, server: tuple[ServerStatus, Statistics] | None
 ) -> tuple[int, int]:  # fmt: skip
-    """Return how many objects of the listing are in a tier, and their size."""
+    """Return the number and the size of the listed objects that are in a tier."""
     is_held = _on_disk(manifest, settings)
     if server is not None:
         is_held |= _in_memory(manifest, Path(server[0].store))
@@ -268,14 +264,14 @@ def _in_memory(manifest: Manifest, store: Path) -> NDArray[np.bool_]:
                     view is not None for view in batch.get_views([manifest.key(object_id) for object_id in ids])
                 ]
     except PrefeedError:
-        pass  # the server went away meanwhile
+        pass  # The server ended during the read.
     finally:
         reader.close()
     return is_held
 
 
 def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
-    # Of all servers of this kernel: containers have one each.
+    # Include all servers on this kernel, because each container has its own.
     found = settings.disk_path.parent if settings.disk.directory else settings.home / NODES
     below = "objects" if settings.disk.directory else "disk/objects"
     directories = [path / below for path in of_this_kernel(found) if (path / below).is_dir()]
@@ -293,12 +289,12 @@ def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
 
 
 def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:
-    """Return half of each key, which is enough to tell them apart: they are hashes. Shape (n,)."""
+    """Return the first half of each key, shape (n,). Half a hash suffices to compare keys."""
     halves = keys.view(np.uint64).reshape(-1, 2)  # halves: (n, 2)
     return np.ascontiguousarray(halves[:, 0])
 
 
-# ---------------------------------------------------------------- what its document was mapped to
+# ---------------------------------------------------------------- explanation of a document
 
 _KUBERNETES = "no effect: it tells Kubernetes where to start pods; prefeed uses the current node"
 METAURL: Final = "no effect: it is JuiceFS's metadata server, and prefeed needs none"
@@ -309,13 +305,13 @@ STORAGE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldMeaning:
-    """A field that was given.
+    """Explanation of a field of a document.
 
     Attributes:
-        field: Its path.
-        value: As it was written; never a credential.
-        meaning: To what it is mapped, or why it has no effect.
-        has_effect: False in the latter case.
+        field: Path of the field.
+        value: Value as written; never a credential.
+        meaning: Setting that the field is mapped to, or the reason why it has no effect.
+        has_effect: False if the field has no effect.
     """
 
     field: str
@@ -325,13 +321,13 @@ class FieldMeaning:
 
 
 def explain(found: SampleSet, base: Config, *, has_metaurl: bool = False, is_redis: bool = False) -> list[FieldMeaning]:
-    """Return what the fields of a set mean, in the order of its document.
+    """Explain the fields of a set, in the order of its document.
 
     Args:
         found: The set.
         base: Settings in force.
-        has_metaurl: Its secret names a server of metadata.
-        is_redis: Its secret names Redis as the storage.
+        has_metaurl: True if the secret names a metadata server.
+        is_redis: True if the secret names Redis as its storage.
     """
     settings = found.settings(base)
     lines = [_explain_partitions(found, settings), *_explain_places(found)]

@@ -1,4 +1,4 @@
-"""From the levels of a sample set to the tiers of a node: real tiers, each with its own path and budget."""
+"""Map the cache levels of a sample set to the memory and disk tier of a node. Start with ``tier_settings``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MEMORY: Final = "MEM"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlan:
-    """What the levels come to.
+    """Tiers of a node.
 
     Attributes:
-        memory: The level in memory; None: not said.
-        disk: The level on disk; None: there is none.
-        are_given: False: nothing was said of levels, and the node has those that prefeed would have anyway.
+        memory: Level in memory; None if not given.
+        disk: Level on disk; None without a disk tier.
+        are_given: False if the spec contains no levels, so that the node uses the tiers of the settings.
     """
 
     memory: Level | None
@@ -32,13 +32,13 @@ class TierPlan:
 
 
 def plan_tiers(spec: SampleSetSpec) -> TierPlan:
-    """Return the tiers that a spec asks for.
+    """Return the tiers for a spec.
 
-    A node has one tier of each kind, in one directory. Several levels of a kind become one with the sum of their sizes, in the
-    first directory that they name.
+    A node has one tier of each kind, in one directory. Several levels of a kind are merged into one with the sum of their sizes, in
+    the first directory that they name.
 
     Raises:
-        SpecError: There is no such tier; the message says what to write.
+        SpecError: A path is not absolute, or a memory level is on a disk.
     """
     levels = spec.levels or _level_of_options(spec.options)
     for level in levels:
@@ -54,7 +54,7 @@ def plan_tiers(spec: SampleSetSpec) -> TierPlan:
 
 
 def _merge_levels(levels: Sequence[Level]) -> Level | None:
-    """Return the one level that several of one kind become; None: there is none."""
+    """Merge levels of one kind; return None for an empty list."""
     if not levels:
         return None
     paths = [path for level in levels for path in directories_of(level)]
@@ -67,7 +67,7 @@ def _merge_levels(levels: Sequence[Level]) -> Level | None:
 
 
 def directories_of(level: Level) -> list[str]:
-    """Return the directories that a level names, as the original does: with ``:`` between them."""
+    """Return the directories of a level, which are separated by ``:``."""
     return [path for path in level.path.split(":") if path]
 
 
@@ -92,9 +92,9 @@ def _require_absolute(level: Level) -> None:
 
 
 def tier_settings(spec: SampleSetSpec, base: Config, home: Path) -> dict[str, Any]:
-    """Return the settings of the tiers, for a node whose home this is.
+    """Return the settings of the tiers for a node with this home.
 
-    Directories are named after the home, so that several sample sets may have the same path.
+    Directories are named after the home, so that several sample sets can use the same path.
     """
     tiers = plan_tiers(spec)
     own = f"prefeed-{os.getuid()}-{replace(base, home=home).home_id}"
@@ -102,7 +102,7 @@ def tier_settings(spec: SampleSetSpec, base: Config, home: Path) -> dict[str, An
     disk = base.disk
     if not tiers.are_given:
         if disk.directory is not None:
-            disk = replace(disk, directory=disk.directory / own)  # one directory belongs to one server
+            disk = replace(disk, directory=disk.directory / own)  # Each server needs its own directory.
     else:
         settings.update(_memory_settings(tiers.memory))
         disk = _disk_budget(tiers.disk, own)
@@ -131,7 +131,7 @@ def _disk_budget(level: Level | None, own: str) -> DiskBudget:
 
 
 def nearest_directory(path: Path) -> Path:
-    """Return the directory, or the nearest one above that is there: what is in memory is gone after a restart."""
+    """Return a directory or its nearest existing parent, because tmpfs directories vanish at a reboot."""
     return next(candidate for candidate in (path, *path.parents) if candidate.is_dir())
 
 

@@ -1,4 +1,4 @@
-"""YAML files to documents. Nothing of a file is in a message: there may be keys in it."""
+"""Parse YAML files into documents. Error messages contain no text of the file, which may contain keys."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from prefeed.sampleset.documents import Document, kind_name
 
 MAX_DOCUMENT_BYTES: Final = 4 * 1024**2
 _QUOTED: Final = re.compile(r"""'[^<].+'|".+"|(?<=name )\S+""")
-"""What PyYAML quotes from a text, but for its own ``'<block end>'``: a value that begins with ! or & is in it."""
+"""Quotations in PyYAML's messages, which can contain values. Token names such as ``'<block end>'`` do not match."""
 
 
 def load_documents(text: str | bytes, file: str) -> Iterator[Document]:
-    """Yield the documents of a YAML file that are not empty.
+    """Yield the non-empty documents of a YAML file.
 
     Args:
-        text: What is in it.
-        file: How messages call it.
+        text: Content of the file.
+        file: Name of the file for messages.
 
     Raises:
-        SpecError: It is no YAML, holds a field twice, or is too large. Nothing of the text is in the message.
+        SpecError: The text is not YAML, contains a field twice, or is too large.
     """
     if len(text) > MAX_DOCUMENT_BYTES:
-        raise SpecError(f"{file} is larger than {MAX_DOCUMENT_BYTES} bytes, and a document may not be larger")
+        raise SpecError(f"{file} is larger than {MAX_DOCUMENT_BYTES} bytes, the maximum size of a document: split it")
     try:
         documents = list(yaml.load_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as err:
@@ -36,9 +36,9 @@ def load_documents(text: str | bytes, file: str) -> Iterator[Document]:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise SpecError(
             f"{file}{where}: {_QUOTED.sub('…', err.problem or 'this is not YAML')}"
-        ) from None  # its text has a piece of the file
+        ) from None  # The original message quotes the file.
     except (yaml.YAMLError, RecursionError, ValueError):
-        raise SpecError(f"{file} is not YAML that can be read") from None
+        raise SpecError(f"{file} is not valid YAML") from None
     for document in documents:
         if document is not None:
             if not isinstance(document, dict):
@@ -48,7 +48,7 @@ def load_documents(text: str | bytes, file: str) -> Iterator[Document]:
 
 @contextmanager
 def errors_of(file: str) -> Iterator[None]:
-    """Begin the message of each ``SpecError`` that is raised inside with the name of the file."""
+    """Prefix the message of a ``SpecError`` raised in the block with the name of the file."""
     try:
         yield
     except SpecError as err:
@@ -58,7 +58,7 @@ def errors_of(file: str) -> Iterator[None]:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, but a field given twice is an error, and there are no anchors to multiply what is written."""
+    """Safe loader that rejects duplicate fields, and aliases, which can expand a small file to gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):

@@ -73,7 +73,7 @@ def test_a_set_that_is_deleted_while_its_turn_is_waited_for_is_not_worked_at(
 
     with monkeypatch.context() as waiting:
         waiting.setattr(records, "flock_within", wait)
-        with pytest.raises(SampleSetNotFoundError, match="deleted meanwhile"), held_sets(place):
+        with pytest.raises(SampleSetNotFoundError, match="deleted in the meantime"), held_sets(place):
             pytest.fail("it was worked at")
     shutil.rmtree(found.directory, ignore_errors=True)
     with pytest.raises(SampleSetNotFoundError), held_sets(place):

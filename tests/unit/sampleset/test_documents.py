@@ -152,7 +152,7 @@ def test_documents_that_are_empty_are_left_out() -> None:
         ("secret-key: !hush\n", "could not determine a constructor"),
         ("secret-key: !hush!hush\n", "found undefined tag handle"),
         ("%hush\n---\na: b\n%hush", "f.yaml"),
-        ("a: \x00hush", "not YAML"),
+        ("a: \x00hush", "not valid YAML"),
         ("[" * 1000 + "hush", "no YAML|f.yaml"),
         ("- hush", "must have fields; it is a list"),
     ],

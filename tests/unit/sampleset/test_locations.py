@@ -52,7 +52,7 @@ def test_places_as_the_original_writes_them(uri: str, expected: Location) -> Non
         ("redis://127.0.0.1/1", "redis:// is not known; choose one of bos://"),
         ("photos", "names no storage"),
         ("", "names no storage"),
-        ("minio://127.0.0.1:9000", "there is no bucket behind"),
+        ("minio://127.0.0.1:9000", "no bucket after 127"),
         ("s3:///train", "not the name of a bucket"),
         ("s3://pho tos/train", "not the name of a bucket"),
         ("file://other/data", "does not name a directory of this machine"),

@@ -101,7 +101,7 @@ def test_what_is_not_understood_is_said_with_its_path(text: str, said: str) -> N
     ("change", "said"),
     [
         ({"kind": "SampleJob"}, "choose one of SampleSet, Secret; jobs are applied with `prefeed job apply`"),
-        ({"kind": "Sampleset"}, "kind: 'Sampleset' is not known here; choose one of SampleSet, Secret"),
+        ({"kind": "Sampleset"}, "kind: 'Sampleset' is not supported; choose one of SampleSet, Secret"),
         ({"apiVersion": "v1"}, r"apiVersion: a SampleSet has batch\.paddlepaddle\.org/v1alpha1, not 'v1'"),
         ({"metadata": None}, "metadata is missing"),
         ({"metadata": {"name": "../../etc"}}, r"metadata\.name must be made of lower-case letters"),
