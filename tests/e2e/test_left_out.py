@@ -28,7 +28,7 @@ from prefeed.errors import BadTargetNameError, CannotPackError, JobError, Source
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.places import located
+from prefeed.jobs.places import locate_place
 from prefeed.jobs.sync import sync
 from prefeed.jobs.warming import WarmupOptions, warm_up
 from prefeed.packing.driver import PackRequest, pack
@@ -126,7 +126,7 @@ def _list_through_a_server(root: Path) -> None:
         images = prefeed.datasets.ImageFolder(root)  # names are listed first, and sizes asked later
         assert len(images) == 2
         assert images[0]
-        assert warm_up(located(str(root), current()), WarmupOptions()).objects == 2
+        assert warm_up(locate_place(str(root), current()), WarmupOptions()).objects == 2
         assert warnings.about("left out") == [text]
         prefeed.datasets._readers.close()
         stop_server()  # its mount namespace is this one, which dead_fuse leaves as it was
@@ -276,7 +276,7 @@ def test_markers_of_directories_are_no_samples(
 
 def test_markers_are_not_warmed_listed_or_walked(bucket: servers.BucketServer) -> None:
     bucket.objects = {f"d/{key}": data for key, data in OBJECTS.items()} | {f"d/{key}": b"" for key in MARKERS}
-    warmed = warm_up(located("s3://b/d", current()), WarmupOptions())
+    warmed = warm_up(locate_place("s3://b/d", current()), WarmupOptions())
     assert (warmed.objects, warmed.resident, warmed.failed) == (len(OBJECTS), len(OBJECTS), 0)
     fs = fsspec.filesystem("prefeed")
     urls = {f"s3://b/d/{key}" for key in OBJECTS}

@@ -18,7 +18,7 @@ from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.render import JsonObject, format_bytes, format_count, format_duration
 from prefeed.cli.text import printable
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.places import held_sets, located
+from prefeed.jobs.places import locate_place, lock_job_sets
 from prefeed.jobs.running import sync_and_renew
 from prefeed.transfer.patterns import Rule
 
@@ -104,10 +104,10 @@ def command(ctx: click.Context, /, source: str, target: str, home: str | None, a
         if not as_json:
             click.echo(printable(f"{verb} {where}"))
 
-    places = located(source, config), located(target, config)
+    places = locate_place(source, config), locate_place(target, config)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(held_sets(*places))
+            stack.enter_context(lock_job_sets(*places))
             events = SyncEvents(would=would, note=render.say)
             if has_bar(as_json=as_json) and not options.dry:
                 bar = SyncBar()

@@ -20,8 +20,8 @@ from prefeed.cli.url import located
 from prefeed.config import Config
 from prefeed.errors import ServerUnavailableError
 from prefeed.jobs.clearing import clear as clear_below
-from prefeed.jobs.places import held_sets, refuse_credentials
-from prefeed.jobs.places import located as place_of
+from prefeed.jobs.places import locate_place as place_of
+from prefeed.jobs.places import lock_job_sets, refuse_credentials
 from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions, warm_object, warm_up
 from prefeed.sources.signed_urls import query_of
 from prefeed.sources.urls import unwrapped
@@ -170,7 +170,7 @@ def _warm_in_order(url: str, options: WarmupOptions, config: Config, *, show_pro
     """Fetch what the options name, in their order; another server takes over when one dies."""
     place = place_of(url, config)
     bar = Bar() if show_progress else None
-    with held_sets(place), bar.progress if bar is not None else nullcontext():
+    with lock_job_sets(place), bar.progress if bar is not None else nullcontext():
         events = WarmEvents(note=render.say)
         if bar is not None:
             events = WarmEvents(listing=bar.listing, progress=bar.warming, note=render.say)

@@ -33,7 +33,7 @@ def clear(place: Place, paths: Sequence[str], *, autostart: bool | None = None) 
     root = place.url
     wanted = [f"{root.rstrip('/')}/{path}" for path in relative_paths(root, paths)] if paths else [root]
     with NodeClient.connect(place.settings, autostart=autostart) as client:
-        _use_listings(client, root, place.settings)
+        _open_listings(client, root, place.settings)
         results = [client.clear(one) for one in wanted]
     return ClearResult(entries=sum(r.entries for r in results), bytes=sum(r.bytes for r in results))
 
@@ -60,11 +60,11 @@ def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) ->
             library.forget(manifest.url)
     found = place.sample_set or set_of_home(settings.home)
     if found is not None and overlap_by_name(found.read_url, root):
-        _list_anew(found, library, settings)
+        _list_again(found, library, settings)
     return freed
 
 
-def _list_anew(found: SampleSet, library: ManifestLibrary, settings: Config) -> None:
+def _list_again(found: SampleSet, library: ManifestLibrary, settings: Config) -> None:
     """How much a sample set has is known, if its origin can be listed."""
     emptied = 0.0
     try:
@@ -77,7 +77,7 @@ def _list_anew(found: SampleSet, library: ManifestLibrary, settings: Config) -> 
         record_progress(found, emptied=emptied)
 
 
-def _use_listings(client: NodeClient, root: str, config: Config) -> None:
+def _open_listings(client: NodeClient, root: str, config: Config) -> None:
     """Let the server know what listings of this home name below the root: entries of others it cannot tell apart."""
     library = ManifestLibrary(config.home)
     for manifest in library.list():

@@ -70,7 +70,7 @@ class Place:
     sample_set: SampleSet | None = None
 
 
-def located(url: str, config: Config) -> Place:
+def locate_place(url: str, config: Config) -> Place:
     """Return a place, which may be named by a sample set.
 
     Raises:
@@ -89,7 +89,7 @@ def place_in(found: SampleSet, settings: Config, path: str = "") -> Place:
 
 
 @contextlib.contextmanager
-def held_sets(*places: Place, sample_set: SampleSet | None = None) -> Iterator[None]:
+def lock_job_sets(*places: Place, sample_set: SampleSet | None = None) -> Iterator[None]:
     """No other job works at this set, or at those that these places were named by, nor is one of them deleted.
 
     Raises:

@@ -42,11 +42,11 @@ from prefeed.system.machine import Process, process_mark
 FORMAT: Final = 1
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 _JOBS: Final = "jobs"
-_PATIENCE_SECONDS: Final = 60.0
-_BEAT_SECONDS: Final = 20.0
+_LOCK_SECONDS: Final = 60.0
+_HEARTBEAT_SECONDS: Final = 20.0
 """How often a job says that it is under way, to those who cannot see its process."""
 
-_GONE_SECONDS: Final = 600.0
+_STALE_SECONDS: Final = 600.0
 """A job of another node that has not said so for that long has failed."""
 
 
@@ -113,7 +113,7 @@ class Records:
 
     def write(self, record: JobRecord) -> None:
         """The job is recorded so, whole or not at all."""
-        write_private(self.directory / f"{record.id}.json", _encoded(record))
+        write_private(self.directory / f"{record.id}.json", _encode(record))
 
     def claim(self, record: JobRecord) -> None:
         """The job is recorded so in the place of one that is over, if there is one; of all who claim it, one has it.
@@ -128,16 +128,16 @@ class Records:
             over = file.with_name(f".{file.name}.{process_mark()}.over")
             file.rename(over)
             over.unlink()
-        if not publish_private(file, _encoded(record)):
+        if not publish_private(file, _encode(record)):
             raise JobConflictError(f"job {record.id} was just begun by another process; see `prefeed job list`")
 
-    def note(self, name: str, **changes: Any) -> JobRecord:
+    def update(self, name: str, **changes: Any) -> JobRecord:
         """Change what is recorded of a job of this process; return the record.
 
         Raises:
             JobError: It is gone, or another process's.
         """
-        with self.changing():
+        with self.lock():
             now = self.read(name)
             if now is None:
                 raise JobError(f"the record of job {name} is gone: perhaps its sample set was deleted")
@@ -151,10 +151,10 @@ class Records:
         return now
 
     @contextlib.contextmanager
-    def beating(self, name: str) -> Iterator[None]:
+    def keep_alive(self, name: str) -> Iterator[None]:
         """Other nodes see meanwhile that the job is under way."""
         file = self.directory / f"{name}.json"
-        with call_periodically(lambda: os.utime(file), every_seconds=_BEAT_SECONDS, name="prefeed-job"):
+        with call_periodically(lambda: os.utime(file), every_seconds=_HEARTBEAT_SECONDS, name="prefeed-job"):
             yield
 
     def log_of(self, name: str) -> Path:
@@ -162,14 +162,14 @@ class Records:
         return self.directory / f"{name}.log"
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """No other process changes records meanwhile; what is done inside is short. A lock that is never freed is not waited for."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file_lock(self.directory / ".records", within_seconds=_PATIENCE_SECONDS):
+        with file_lock(self.directory / ".records", within_seconds=_LOCK_SECONDS):
             yield
 
     @contextlib.contextmanager
-    def turn_of(self, name: str, *, wait: Any) -> Iterator[None]:
+    def wait_turn(self, name: str, *, wait: Any) -> Iterator[None]:
         """It is this job's turn, and it is recorded as running: none that was there before it runs or waits.
 
         Args:
@@ -179,7 +179,7 @@ class Records:
         file = os.open(self.directory / ".queue", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not self._try_turn(file, name):
-                wait([job.id for job in self._before(name)])
+                wait([job.id for job in self._jobs_before(name)])
             yield
         finally:
             os.close(file)
@@ -187,16 +187,18 @@ class Records:
     def _try_turn(self, file: int, name: str) -> bool:
         if not try_flock(file):
             return False
-        if not self._before(name):
-            self.note(name, phase=RUNNING, started=time.time())
-            if not self._before(name):
+        if not self._jobs_before(name):
+            self.update(name, phase=RUNNING, started=time.time())
+            if not self._jobs_before(name):
                 return True
-            self.note(name, phase=PENDING, started=0.0)  # the lock does not reach another node: each has seen the other
+            self.update(
+                name, phase=PENDING, started=0.0
+            )  # the lock does not reach another node: each has seen the other
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
         return False
 
-    def _before(self, name: str) -> list[JobRecord]:
+    def _jobs_before(self, name: str) -> list[JobRecord]:
         """Return the jobs that are under way, or were there first and wait."""
         waiting = [job for job in self.all() if not job.is_over]
         at = next((index for index, job in enumerate(waiting) if job.id == name), len(waiting))
@@ -224,20 +226,20 @@ def find_job(name: str, config: Config) -> tuple[Records, JobRecord]:
     return found[-1]
 
 
-def _settled(record: JobRecord, touched: float) -> JobRecord:
+def _fail_if_dead(record: JobRecord, touched: float) -> JobRecord:
     process = record.process
     if record.is_over or process.is_alive:
         return record
     message = f"its process {process.pid} ended before it was done"
     if process.pid and not process.is_here:
-        if time.time() - touched < _GONE_SECONDS:
+        if time.time() - touched < _STALE_SECONDS:
             return record
-        message = f"its process {process.pid} on {process.place} has given no sign of life for {_GONE_SECONDS / 60:.0f} minutes"
+        message = f"its process {process.pid} on {process.place} has given no sign of life for {_STALE_SECONDS / 60:.0f} minutes"
     message += ": run it again with `prefeed job apply`"
     return replace(record, phase=FAILED, message=message, finished=record.finished or time.time())
 
 
-def _encoded(record: JobRecord) -> bytes:
+def _encode(record: JobRecord) -> bytes:
     return json.dumps({"format": FORMAT, **asdict(record)}, indent=1, default=str).encode()
 
 
@@ -247,6 +249,6 @@ def _read(path: Path) -> JobRecord | None:
             touched, values = os.fstat(file.fileno()).st_mtime, json.load(file)
         if values["format"] != FORMAT:
             return None
-        return _settled(msgspec.convert(values, JobRecord), touched)
+        return _fail_if_dead(msgspec.convert(values, JobRecord), touched)
     except (OSError, ValueError, TypeError, KeyError, msgspec.ValidationError):
         return None

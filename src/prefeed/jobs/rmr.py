@@ -23,11 +23,11 @@ from prefeed.transfer.ordered_walk import OrderedWalk, WalkEvents
 from prefeed.transfer.rooted_dir import RootedDir, why_left
 from prefeed.transfer.store import WRITABLE, StorePlace
 
-_BATCH: Final = 1000
+_OBJECTS_PER_CALL: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doomed:
+class RemovalPreview:
     """What lies at one of the paths: how many files or objects, their size in bytes, and mounts below that stay."""
 
     path: str
@@ -85,7 +85,7 @@ def _relative(root: str, path: str) -> str:
     return relative
 
 
-def survey(root: str, paths: Sequence[str], config: Config, *, one_file_system: bool = True) -> list[Doomed]:
+def survey(root: str, paths: Sequence[str], config: Config, *, one_file_system: bool = True) -> list[RemovalPreview]:
     """Return what would be removed; nothing is.
 
     Args:
@@ -155,7 +155,7 @@ class DirectoryRemover:
             raise ObjectNotFoundError(f"{root} is no directory that can be opened: {err.strerror}", path=root) from err
         self._rooted.one_file_system = one_file_system
 
-    def survey(self, path: str) -> Doomed:
+    def survey(self, path: str) -> RemovalPreview:
         """Return what lies there."""
         self._require_inside(path)
         count = size = 0
@@ -185,7 +185,7 @@ class DirectoryRemover:
         except (OSError, BadTargetNameError, SourceError) as err:
             if isinstance(err, OSError) and err.errno == errno.EXDEV:
                 mounts.append(path)  # else gone, or closed to this user: the removal will say so
-        return Doomed(path=path, num_files=count, bytes=size, mounts=tuple(mounts))
+        return RemovalPreview(path=path, num_files=count, bytes=size, mounts=tuple(mounts))
 
     def exists(self, path: str) -> bool:
         """Return whether something is there, an empty directory too."""
@@ -231,13 +231,13 @@ class StoreRemover:
     def __init__(self, root: str, config: Config) -> None:
         self._place = StorePlace(root, config)
 
-    def survey(self, path: str) -> Doomed:
+    def survey(self, path: str) -> RemovalPreview:
         """Return what lies there."""
         count = size = 0
         for one in self._place.list_below(path):
             count += 1
             size += one.size_bytes
-        return Doomed(path=path, num_files=count, bytes=size)
+        return RemovalPreview(path=path, num_files=count, bytes=size)
 
     def exists(self, path: str) -> bool:
         """Return whether something is there: a store has nothing but objects."""
@@ -247,16 +247,16 @@ class StoreRemover:
         """Remove what lies there; yield the size of each object that went."""
         empty: list[Entry] = []
         listed = self._place.list_below(path)
-        while batch := list(islice(listed, _BATCH)):
+        while group := list(islice(listed, _OBJECTS_PER_CALL)):
             try:
-                self._place.remove([one.path for one in batch])
+                self._place.remove([one.path for one in group])
             except PrefeedError as err:
                 if err.retryable:
                     raise
                 failures.append(str(err))
                 return
-            yield from (one.size_bytes for one in batch if one.size_bytes)
-            empty += (one for one in batch if not one.size_bytes)
+            yield from (one.size_bytes for one in group if one.size_bytes)
+            empty += (one for one in group if not one.size_bytes)
         # ``a/``, as consoles make it for a directory, is listed as ``a``, and the client has no way to name it.
         left = {one.path for one in self._place.list_below(path)} if empty else set()
         for one in empty:

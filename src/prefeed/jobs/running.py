@@ -27,7 +27,7 @@ from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, PrefeedError, SampleSetError
 from prefeed.jobs.clearing import clear, free_removed
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.places import Place, held_sets, located
+from prefeed.jobs.places import Place, locate_place, lock_job_sets
 from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
 from prefeed.jobs.rmr import RmrResult, relative_paths, remove, survey
 from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
@@ -49,7 +49,7 @@ class TerminatedError(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class JobOutcome:
     """How a job ended: counts, and why it is not done altogether, or an empty text.
 
     Attributes:
@@ -76,7 +76,7 @@ class JobEvents:
 # ---------------------------------------------------------------- what each kind does
 
 
-def do_job(job: Job, events: JobEvents) -> Done:
+def do_job(job: Job, events: JobEvents) -> JobOutcome:
     """Do what a job asks for; **blocking** until it is done.
 
     Raises:
@@ -84,14 +84,14 @@ def do_job(job: Job, events: JobEvents) -> Done:
     """
     if job.type == SYNC:
         source, target = job.places
-        return synced(sync_and_renew(source, target, job.sync, job.settings, events.sync))
+        return sync_outcome(sync_and_renew(source, target, job.sync, job.settings, events.sync))
     (place,) = job.places
     if job.type == WARMUP:
-        return warmed(warm_up(place, job.warmup, events.warm))
+        return warm_outcome(warm_up(place, job.warmup, events.warm))
     if job.type == RMR:
-        return removed(remove_named(place, job.paths, one_file_system=job.one_file_system))
+        return removal_outcome(remove_named(place, job.paths, one_file_system=job.one_file_system))
     result = clear(place, job.paths)
-    return Done(problem="", counts=asdict(result), result=result)
+    return JobOutcome(problem="", counts=asdict(result), result=result)
 
 
 def sync_and_renew(
@@ -117,7 +117,7 @@ def remove_named(place: Place, paths: tuple[str, ...], *, one_file_system: bool 
         free_removed(place, named)
 
 
-def synced(result: SyncResult) -> Done:
+def sync_outcome(result: SyncResult) -> JobOutcome:
     """Return how a sync ended."""
     counts = asdict(result)
     counts["failures"] = [failure["message"] for failure in counts["failures"][:_FAILURES_KEPT]]
@@ -125,16 +125,16 @@ def synced(result: SyncResult) -> Done:
     if not result.is_complete:
         first = f", the first: {result.failures[0].message}" if result.failures else ""
         problem = result.full or f"{result.num_failed:,} of {result.num_listed:,} objects failed{first}"
-    return Done(problem=problem, counts=counts, result=result)
+    return JobOutcome(problem=problem, counts=counts, result=result)
 
 
-def warmed(result: WarmResult) -> Done:
+def warm_outcome(result: WarmResult) -> JobOutcome:
     """Return how a warm-up ended."""
     problem = f"{result.failed:,} of {result.objects:,} objects could not be fetched" if result.failed else ""
-    return Done(problem=problem, counts=asdict(result), result=result)
+    return JobOutcome(problem=problem, counts=asdict(result), result=result)
 
 
-def removed(result: RmrResult) -> Done:
+def removal_outcome(result: RmrResult) -> JobOutcome:
     """Return how a removal ended."""
     counts = {
         "removed": result.num_removed,
@@ -144,7 +144,7 @@ def removed(result: RmrResult) -> Done:
     problem = (
         f"{len(result.failures):,} could not be removed, the first: {result.failures[0]}" if result.failures else ""
     )
-    return Done(problem=problem, counts=counts, result=result)
+    return JobOutcome(problem=problem, counts=counts, result=result)
 
 
 # ---------------------------------------------------------------- recorded jobs
@@ -161,7 +161,7 @@ def apply_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
         TerminatedError: SIGTERM came; that is recorded.
     """
     records = Records.of(job.set_name, config)
-    before = _claimed(job, records, events)
+    before = _claim(job, records, events)
     return before if before is not None else _run_claimed(job, records, events)
 
 
@@ -172,9 +172,9 @@ def detach_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
         JobConflictError: As ``apply_job``.
         JobError: The process did not begin.
     """
-    collect_ended()
+    reap_ended()
     records = Records.of(job.set_name, config)
-    before = _claimed(job, records, events)
+    before = _claim(job, records, events)
     if before is not None:
         return before
     with records.log_of(job.name).open("ab") as log:
@@ -200,7 +200,7 @@ _children: list[subprocess.Popen[bytes]] = []
 """Detached jobs of this process that have not been seen to end."""
 
 
-def collect_ended() -> None:
+def reap_ended() -> None:
     """Ask after the detached jobs that this process began: those that have ended are no zombies from then on."""
     _children[:] = [process for process in _children if process.poll() is None]
 
@@ -208,7 +208,7 @@ def collect_ended() -> None:
 def work_detached(name: str, sample_set: str, config: Config, events: JobEvents) -> JobRecord:
     """Do a job that another process has recorded, in this one."""
     records = Records.of(sample_set, config)
-    with records.changing():
+    with records.lock():
         record = records.read(name)
         if record is None or record.is_over:
             raise JobConflictError(f"job {name} is not waiting to run")
@@ -217,7 +217,7 @@ def work_detached(name: str, sample_set: str, config: Config, events: JobEvents)
     try:
         job = resolve_job(name, parse_spec(record.spec), record.spec, config)
     except PrefeedError as err:  # a set was deleted, or a variable is not set any more
-        return records.note(name, phase=FAILED, message=str(err), finished=time.time())
+        return records.update(name, phase=FAILED, message=str(err), finished=time.time())
     return _run_claimed(job, records, events)
 
 
@@ -228,19 +228,19 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
         events.waiting(before)
         select.select([], [], [], _LOOK_AGAIN_SECONDS)
 
-    holding = held_sets(*job.places, sample_set=job.sample_set)
+    holding = lock_job_sets(*job.places, sample_set=job.sample_set)
     try:
-        with _ended_by_sigterm(), records.beating(job.name), records.turn_of(job.name, wait=wait), holding:
+        with _raise_on_sigterm(), records.keep_alive(job.name), records.wait_turn(job.name, wait=wait), holding:
             done = do_job(job, events)
     except KeyboardInterrupt as err:
         # The one that terminates waits for the process: it ends, and starts no other job of the same file.
         message = "terminated" if isinstance(err, TerminatedError) else "interrupted"
-        records.note(job.name, phase=FAILED, message=message, finished=time.time())
+        records.update(job.name, phase=FAILED, message=message, finished=time.time())
         raise
     except PrefeedError as err:
-        return records.note(job.name, phase=FAILED, message=str(err), finished=time.time())
+        return records.update(job.name, phase=FAILED, message=str(err), finished=time.time())
     phase = SUCCEEDED if not done.problem else FAILED
-    record = records.note(job.name, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts))
+    record = records.update(job.name, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts))
     if job.sample_set is not None and not done.problem:
         if job.fills_origin:
             record_progress(job.sample_set, sync_job=job.name, synced=time.time())
@@ -272,23 +272,23 @@ def copy_to_origin(
             copying(so_far.copying.num_copied, so_far.copying.bytes_copied)
 
     records = Records(found.directory / "jobs")
-    job = _begun(found, records)
+    job = _record_start(found, records)
     try:
-        with records.beating(job.id):
-            ends = located(found.source_url, settings), located(found.origin_url, settings)
+        with records.keep_alive(job.id):
+            ends = locate_place(found.source_url, settings), locate_place(found.origin_url, settings)
             of_all = replace(settings, home=found.directory.parents[1])  # as any other sync of the same places
-            done = synced(sync_between(*ends, SyncOptions(), of_all, SyncEvents(progress=progress)))
+            done = sync_outcome(sync_between(*ends, SyncOptions(), of_all, SyncEvents(progress=progress)))
     except PrefeedError as err:
-        _end(records, job, Done(problem=str(err), counts={}, result=None))
+        _record_end(records, job, JobOutcome(problem=str(err), counts={}, result=None))
         raise
-    _end(records, job, done)
+    _record_end(records, job, done)
     if done.problem:
         raise SampleSetError(
             f"{done.problem}; apply again to resume the copy of {found.source_url} to {found.origin_url}"
         )
 
 
-def _begun(found: SampleSet, records: Records) -> JobRecord:
+def _record_start(found: SampleSet, records: Records) -> JobRecord:
     now = time.time()
     job = JobRecord(
         id=f"sync-{uuid4().hex[:8]}",
@@ -300,15 +300,15 @@ def _begun(found: SampleSet, records: Records) -> JobRecord:
         started=now,
         process=Process.of(os.getpid()),
     )
-    with records.changing():
+    with records.lock():
         records.write(job)
     record_progress(found, sync_job=job.id)
     return job
 
 
-def _end(records: Records, job: JobRecord, done: Done) -> None:
+def _record_end(records: Records, job: JobRecord, done: JobOutcome) -> None:
     phase = FAILED if done.problem else SUCCEEDED
-    with records.changing():
+    with records.lock():
         records.write(replace(job, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts)))
 
 
@@ -338,7 +338,7 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-    with records.changing():
+    with records.lock():
         now = records.read(record.id)
         if now is not None and now.phase == FAILED:
             records.write(replace(now, message="terminated"))
@@ -348,13 +348,13 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
 # ---------------------------------------------------------------- recording
 
 
-def _claimed(job: Job, records: Records, events: JobEvents) -> JobRecord | None:
+def _claim(job: Job, records: Records, events: JobEvents) -> JobRecord | None:
     """Record the job as waiting, in this process; return its record instead when it has succeeded already."""
     if job.terminate:
         for other in records.all():
             if not other.is_over:
                 events.note(terminate(records, other))
-    with records.changing():
+    with records.lock():
         now = records.read(job.name)
         if now is not None and now.phase == SUCCEEDED:
             if _without_terminate(now.spec) == _without_terminate(job.document):
@@ -375,7 +375,7 @@ def _without_terminate(document: Document) -> Document:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _raise_on_sigterm() -> Iterator[None]:
     def end(_signal: int, _frame: FrameType | None) -> None:
         raise TerminatedError
 

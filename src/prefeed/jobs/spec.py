@@ -19,7 +19,7 @@ from msgspec import Meta
 from prefeed.config import Config
 from prefeed.errors import JobSpecError, SpecError
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.places import Place, located, place_in, require_root
+from prefeed.jobs.places import Place, locate_place, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import (
     Condition,
@@ -179,17 +179,17 @@ def _only_of(kind: str) -> Condition:
     )
 
 
-def _given(kind: str, name: str) -> str:
+def _has_option(kind: str, name: str) -> str:
     options = f"self.{kind}Options"
     return f"(has({options}) && has({options}.{name}) && {options}.{name} != '')"
 
 
-_HAS_URL: Final = " || ".join(_given(kind, "url") for kind in (WARMUP, RMR, CLEAR))
+_HAS_URL: Final = " || ".join(_has_option(kind, "url") for kind in (WARMUP, RMR, CLEAR))
 _OWN_OPTIONS: Final = {kind: _only_of(kind) for kind in TYPES}
 _BOTH_ENDS: Final = Condition(
     ".syncOptions",
     ": without a sampleSetRef a sync needs source and destination",
-    f"self.type != '{SYNC}' || has(self.sampleSetRef) || ({_given(SYNC, 'source')} && {_given(SYNC, 'destination')})",
+    f"self.type != '{SYNC}' || has(self.sampleSetRef) || ({_has_option(SYNC, 'source')} && {_has_option(SYNC, 'destination')})",
 )
 _NAMED_PATHS: Final = Condition(
     ".rmrOptions.paths",
@@ -382,7 +382,7 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
     if isinstance(own, SyncFields):
         options = _sync_options(own, _rules(own, document.get("syncOptions") or {}), found, settings, config)
     else:
-        place = located(own.url, config) if found is None else place_in(found, settings)
+        place = locate_place(own.url, config) if found is None else place_in(found, settings)
         options = {"places": (place,), "paths": own.paths}
         if isinstance(own, WarmupFields):
             options["warmup"] = _warmup_options(own)
@@ -409,10 +409,11 @@ def _sync_options(
                 f"the sample set {found.name} is read at its source, and nothing is copied: give syncOptions a destination"
             )
         source, target = source or found.source_url, target or found.origin_url
-    shared = _shared(own, SyncOptions) | {"threads": own.threads or None}
+    shared = _same_named(own, SyncOptions) | {"threads": own.threads or None}
     return {
         "places": tuple(
-            located(end, config) if is_named(end) else _end(end, settings, found) for end in (source, target)
+            locate_place(end, config) if is_named(end) else _locate_end(end, settings, found)
+            for end in (source, target)
         ),
         "fills_origin": found is not None and (source, target) == (found.source_url, found.origin_url) and not own.dry,
         "sync": SyncOptions(**shared, bwlimit_mbit=own.bwlimit, rules=rules),
@@ -420,16 +421,16 @@ def _sync_options(
 
 
 def _warmup_options(own: WarmupFields) -> WarmupOptions:
-    shared = _shared(own, WarmupOptions) | {"threads": own.threads or None}
+    shared = _same_named(own, WarmupOptions) | {"threads": own.threads or None}
     return WarmupOptions(**{**shared, "strategy": own.strategy_name, "file": Path(own.file) if own.file else None})
 
 
-def _shared(own: Fields, kind: type) -> dict[str, Any]:
+def _same_named(own: Fields, kind: type) -> dict[str, Any]:
     """Return the values of fields that a structure of options has under the same name."""
     return {one.name: getattr(own, one.name) for one in fields(kind) if hasattr(own, one.name)}
 
 
-def _end(uri: str, settings: Config, found: SampleSet | None) -> Place:
+def _locate_end(uri: str, settings: Config, found: SampleSet | None) -> Place:
     """Return an end of a sync: documents have the original's spellings, too.
 
     Raises:

@@ -25,7 +25,7 @@ from typing import Final
 from prefeed.config import Config
 from prefeed.errors import CopyError, EmptyListingError, JobError, JobSpecError, ObjectNotFoundError, SourceError
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.places import Place, located
+from prefeed.jobs.places import Place, locate_place
 from prefeed.prefetching import BackgroundGenerator
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.mounts import is_within
@@ -65,9 +65,9 @@ def sync(
         config: Settings; credentials are looked up below its home.
         events: Who is told how far it is.
 
-    Raises: As ``sync_between``, and as ``places.located``.
+    Raises: As ``sync_between``, and as ``places.locate_place``.
     """
-    return sync_between(located(source, config), located(target, config), options, config, events)
+    return sync_between(locate_place(source, config), locate_place(target, config), options, config, events)
 
 
 def sync_between(
@@ -80,7 +80,7 @@ def sync_between(
         SourceError, JobError: A place cannot be listed at all, or nothing more can be written; copied files stay, and
             nothing was deleted.
     """
-    source_root, target_root = _plain(source.url, options), _plain(target.url, options)
+    source_root, target_root = _without_tls(source.url, options), _without_tls(target.url, options)
     refuse_overlap(source_root, target_root)
     _refuse_contradictions(source_root, target_root, options)
     with contextlib.ExitStack() as stack:
@@ -93,7 +93,7 @@ def sync_between(
             _keep_apart(origin, place)
         if isinstance(origin, DirectoryPlace) and options.delete_src and not options.dry:
             _ = origin.rooted  # open from now on: what is deleted is of the directory that is listed
-        return _Sync(origin, place, options, config, events or SyncEvents()).run()
+        return _SyncRun(origin, place, options, config, events or SyncEvents()).run()
 
 
 def _keep_apart(origin: DirectoryPlace, place: DirectoryPlace) -> None:
@@ -107,7 +107,7 @@ def _keep_apart(origin: DirectoryPlace, place: DirectoryPlace) -> None:
     origin.excluded_ids, place.excluded_ids = frozenset({place.rooted.identity}), frozenset({origin.rooted.identity})
 
 
-def _plain(root: str, options: SyncOptions) -> str:
+def _without_tls(root: str, options: SyncOptions) -> str:
     return root.replace("https://", "http://", 1) if options.no_https else root
 
 
@@ -148,7 +148,7 @@ def _refuse_contradictions(source: str, target: str, options: SyncOptions) -> No
         raise JobSpecError(f"--start {options.start!r} comes after --end {options.end!r}: nothing would be copied")
 
 
-class _Sync:
+class _SyncRun:
     """One run, in the caller's thread. Counts are written by the thread that lists, and read anywhere."""
 
     def __init__(self, origin: Root, place: Target, options: SyncOptions, config: Config, events: SyncEvents) -> None:
@@ -174,10 +174,12 @@ class _Sync:
             contextlib.closing(Spool(self._config.home)) as done,
         ):
             if self._options.dry:
-                summary = self._pretend(extra, done)
+                summary = self._dry_run(extra, done)
             else:
                 summary = self._copy(extra, done)
-            result = _with_failures(self._result_of(summary), self._not_looked_at(), num_more=self._num_untold())
+            result = _with_failures(
+                self._result_of(summary), self._listing_failures(), num_more=self._num_unlisted_failures()
+            )
             lost = self._lost_originals(extra) if self._options.delete_dst else {}
             if self._options.delete_dst or self._options.delete_src:
                 result = self._delete(result, extra, done, [*lost.values(), *self._lost_copies()])
@@ -189,12 +191,12 @@ class _Sync:
     def _tasks(self, extra: Spool, done: Spool) -> Iterator[_Task]:
         """Yield what is to be copied; put by what is at the target alone, and what may go from the source."""
         theirs = self._place.list_target(self._rules)
-        for our, their in self._possible(merge_listings(self._ours(), theirs)):
+        for our, their in self._copyable(merge_listings(self._list_source(), theirs)):
             if our is None:
                 if their is not None and self._options.delete_dst:
                     extra.add(their)
                 continue
-            self._require_own_name(our.path)
+            self._check_case(our.path)
             self._num_listed += 1
             task = self._task_of(our, their)
             if task is None:
@@ -206,7 +208,7 @@ class _Sync:
             self._bytes_to_copy += max(0, our.size_bytes)
             yield task
 
-    def _possible(
+    def _copyable(
         self, pairs: Iterable[tuple[Entry | None, Entry | None]]
     ) -> Iterator[tuple[Entry | None, Entry | None]]:
         """Yield the pairs without objects of the source that cannot be at the target, which are counted.
@@ -234,7 +236,7 @@ class _Sync:
         yield from held
         self._left_out.warn(self._origin.url, what=f"copied to {self._place.url}")
 
-    def _ours(self) -> Iterator[Entry]:
+    def _list_source(self) -> Iterator[Entry]:
         """Yield what the source lists; a listing that breaks off in the middle ends there, and that is put by.
 
         Raises:
@@ -249,7 +251,7 @@ class _Sync:
                 path="", code=err.code, message=f"the listing of {self._origin.url} broke off: {err}"
             )
 
-    def _require_own_name(self, path: str) -> None:
+    def _check_case(self, path: str) -> None:
         """Where ``A`` and ``a`` are one name, the second would overwrite the first, which may be deleted at the source then."""
         if self._folded is None:
             return
@@ -277,16 +279,20 @@ class _Sync:
     # ---------------------------------------------------------------- copying
 
     def _copy(self, extra: Spool, done: Spool) -> CopySummary:
-        source = self._paced(self._origin.source())
+        source = self._limit_bandwidth(self._origin.source())
         sink = self._place.open_sink(source, perms=self._options.perms, durable=self._options.delete_src)
         self._folded = {} if sink.folds_case else None
         with (
             contextlib.closing(sink),
-            BackgroundGenerator(_chunked(self._tasks(extra, done)), _CHUNKS_AHEAD) as chunks,
+            BackgroundGenerator(_to_chunks(self._tasks(extra, done)), _CHUNKS_AHEAD) as chunks,
         ):
             try:
                 summary = copy_objects(
-                    source, self._expected(chunks, sink), sink, limits=self._limits(), progress=self._progressed
+                    source,
+                    self._entries_to_copy(chunks, sink),
+                    sink,
+                    limits=self._limits(),
+                    progress=self._report_progress,
                 )
                 self._make_directories(sink)
             except CopyError as err:
@@ -298,18 +304,18 @@ class _Sync:
         self._num_skipped += sink.num_same
         return replace(
             summary,
-            failures=tuple(failure for failure in summary.failures if not self._has_gone(failure)),
+            failures=tuple(failure for failure in summary.failures if not self._was_removed(failure)),
             num_copied=summary.num_copied - sink.num_same,
             bytes_copied=summary.bytes_copied - sink.bytes_same,
         )
 
-    def _has_gone(self, failure: CopyFailure) -> bool:
+    def _was_removed(self, failure: CopyFailure) -> bool:
         """Return whether it is about a file that was removed after it was listed, which is no failure of a copy."""
         if failure.code != ObjectNotFoundError.code or not isinstance(self._origin, DirectoryPlace):
             return False
         return self._origin.was_removed(failure.path)
 
-    def _expected(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[Entry]:
+    def _entries_to_copy(self, chunks: Iterable[list[_Task]], sink: TargetSink) -> Iterator[Entry]:
         for chunk in chunks:
             for entry, compare in chunk:
                 if self._num_failed >= MOST_FAILURES:
@@ -324,13 +330,13 @@ class _Sync:
             retry_deadline_seconds=self._config.limits.retry_seconds,
         )
 
-    def _paced(self, source: RangeSource) -> RangeSource:
+    def _limit_bandwidth(self, source: RangeSource) -> RangeSource:
         if not self._options.bwlimit_mbit:
             return source
         limit = BandwidthLimit(self._options.bwlimit_mbit * MBIT_BYTES)
         return PacedSource(source, limit, wait=self._stopped.wait)
 
-    def _progressed(self, copying: CopyProgress) -> None:
+    def _report_progress(self, copying: CopyProgress) -> None:
         self._num_failed = copying.num_failed
         self._events.progress(
             SyncProgress(
@@ -347,7 +353,7 @@ class _Sync:
             for path in self._origin.directories:
                 sink.make_directory(path)
 
-    def _pretend(self, extra: Spool, done: Spool) -> CopySummary:
+    def _dry_run(self, extra: Spool, done: Spool) -> CopySummary:
         count = 0
         for entry, compare in self._tasks(extra, done):
             if compare:
@@ -359,17 +365,17 @@ class _Sync:
 
     # ---------------------------------------------------------------- what is not known
 
-    def _not_looked_at(self) -> list[CopyFailure]:
+    def _listing_failures(self) -> list[CopyFailure]:
         """Return what the listings could not tell, and mounts that came or went meanwhile."""
         found = [] if self._unlisted is None else [self._unlisted]
         for place in (self._origin, self._place):
             if not isinstance(place, DirectoryPlace):
                 continue
             found += [CopyFailure(path=one.path, code=one.error.code, message=str(one.error)) for one in place.problems]
-            found += [_about_mount("", said) for said in place.mounts.changes()]
+            found += [_mount_failure("", said) for said in place.mounts.changes()]
         return found
 
-    def _num_untold(self) -> int:
+    def _num_unlisted_failures(self) -> int:
         places = [place for place in (self._origin, self._place) if isinstance(place, DirectoryPlace)]
         return sum(place.num_problems - len(place.problems) for place in places)
 
@@ -382,15 +388,15 @@ class _Sync:
         empty = set() if self._options.one_file_system else mounts.empty  # else they were not looked into
         below = first_below((one.path for one in extra), gone | empty)
         return {
-            path: self._about_lost(path, first, before[path] if path in gone else "") for path, first in below.items()
+            path: self._lost_failure(path, first, before[path] if path in gone else "") for path, first in below.items()
         }
 
-    def _about_lost(self, path: str, first: str, was: str) -> CopyFailure:
+    def _lost_failure(self, path: str, first: str, was: str) -> CopyFailure:
         where = _join(self._origin.url, path)
         how = f"{was} was mounted there at the last sync, and is not now" if was else "the mount there is empty"
         copy = self._place.source().locate(path) if path else self._place.url
         remembered = f", or {self._record.file}, which remembers the mount" if was else ""
-        return _about_mount(
+        return _mount_failure(
             path,
             f"{where}: {how}. Nothing was deleted, for {self._place.source().locate(first)} may be the copy of data that is only "
             f"not mounted. Mount it; or, if it is gone for good, remove its copy ({copy}){remembered}",
@@ -402,7 +408,7 @@ class _Sync:
             return []
         now = self._place.mounts.points
         return [
-            _about_mount(
+            _mount_failure(
                 path,
                 f"{_join(self._place.url, path)}: {point} was mounted there at the last sync, and is not now. Nothing was "
                 f"deleted. Mount it; or, if it is gone for good, remove {self._record.file}, which remembers it",
@@ -464,7 +470,7 @@ class _Sync:
         if self._options.one_file_system is False:
             return []
         return [
-            _about_mount(
+            _mount_failure(
                 "",
                 f"{place.url}: nothing was deleted, because the kernel does not say what is mounted there (statx of Linux 5.8, or "
                 "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
@@ -560,7 +566,7 @@ def _join(root: str, path: str) -> str:
     return f"{root.rstrip('/')}/{path}".rstrip("/") or "/"
 
 
-def _about_mount(path: str, said: str) -> CopyFailure:
+def _mount_failure(path: str, said: str) -> CopyFailure:
     return CopyFailure(path=path, code="mount-changed", message=said)
 
 
@@ -572,7 +578,7 @@ def _with_failures(result: SyncResult, failures: list[CopyFailure], *, num_more:
     )
 
 
-def _chunked(tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
+def _to_chunks(tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
     """Yield what comes in pieces: a queue between two threads costs as much for one as for many."""
     chunk: list[_Task] = []
     for task in tasks:

@@ -27,7 +27,7 @@ from prefeed.wire.endpoint import ensure_private_dir, put_in_transit
 SEQUENCE, RANDOM = "sequence", "random"
 STRATEGIES: Final = (SEQUENCE, RANDOM)
 
-_MOST_SERVERS: Final = 3
+_MAX_SERVERS: Final = 3
 """Servers that may die under one warm-up before it is given up."""
 
 Ids = npt.NDArray[np.int64]
@@ -77,18 +77,18 @@ def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = No
         SourceError: The origin cannot be listed.
         ServerUnavailableError: No server can be reached or started, or several died.
     """
-    _require_possible(options)
+    _check_options(options)
     settings = place.settings
     listing_age = settings.listing_age
     events = events or WarmEvents()
-    for is_last in (*[False] * (_MOST_SERVERS - 1), True):
+    for is_last in (*[False] * (_MAX_SERVERS - 1), True):
         try:
             with NodeClient.connect(settings) as client:
                 opened = client.open_dataset(place.url, listing_age=listing_age, listing=events.listing)
                 listing_age = math.inf  # another server uses the listing of this one
                 manifest = Manifest.open(opened.manifest_dir)
                 manifest.left_out.warn(manifest.url)
-                return _warm(client, opened.dataset, order_of(manifest, options), options, events)
+                return _warm(client, opened.dataset, fetch_order(manifest, options), options, events)
         except ServerUnavailableError:
             if is_last:
                 raise
@@ -130,7 +130,7 @@ def _warm(client: NodeClient, dataset: int, ids: Ids, options: WarmupOptions, ev
             os.unlink(name)
 
 
-def order_of(manifest: Manifest, options: WarmupOptions) -> Ids:
+def fetch_order(manifest: Manifest, options: WarmupOptions) -> Ids:
     """Return the objects to fetch, in order: ids, shape (num_objects,), each once.
 
     Raises:
@@ -138,9 +138,9 @@ def order_of(manifest: Manifest, options: WarmupOptions) -> Ids:
         EmptyListingError: There is nothing at a path.
     """
     if options.file is not None:
-        ids = _listed_in(manifest, options.file)
+        ids = _read_list(manifest, options.file)
     elif options.paths:
-        ids = _below(manifest, options.paths)
+        ids = _expand_paths(manifest, options.paths)
     else:
         ids = np.arange(manifest.num_objects, dtype=np.int64)
     if options.strategy == RANDOM:
@@ -148,7 +148,7 @@ def order_of(manifest: Manifest, options: WarmupOptions) -> Ids:
     return ids[options.partition :: options.partitions]
 
 
-def _below(manifest: Manifest, paths: Sequence[str]) -> Ids:
+def _expand_paths(manifest: Manifest, paths: Sequence[str]) -> Ids:
     parts = []
     for path in paths:
         [relative] = relative_paths(manifest.url, [path])
@@ -159,10 +159,10 @@ def _below(manifest: Manifest, paths: Sequence[str]) -> Ids:
                 f"{manifest.url} has nothing at {relative!r}; if it is new there, list the origin again with PREFEED_LISTING_AGE=0"
             )
         parts.append(np.asarray(ids, dtype=np.int64))
-    return _each_once(np.concatenate(parts))
+    return _unique(np.concatenate(parts))
 
 
-def _listed_in(manifest: Manifest, file: Path) -> Ids:
+def _read_list(manifest: Manifest, file: Path) -> Ids:
     try:
         lines = os.fsdecode(file.read_bytes()).split("\n")
     except OSError as err:
@@ -178,15 +178,15 @@ def _listed_in(manifest: Manifest, file: Path) -> Ids:
                 f"{file}, line {number}: {manifest.url} has no {relative!r}; if it is new there, list the origin again with PREFEED_LISTING_AGE=0"
             )
         ids.append(found)
-    return _each_once(np.asarray(ids, dtype=np.int64))
+    return _unique(np.asarray(ids, dtype=np.int64))
 
 
-def _each_once(ids: Ids) -> Ids:
+def _unique(ids: Ids) -> Ids:
     _, first = np.unique(ids, return_index=True)
     return ids[np.sort(first)]
 
 
-def _require_possible(options: WarmupOptions) -> None:
+def _check_options(options: WarmupOptions) -> None:
     if options.strategy not in STRATEGIES:
         raise JobSpecError(f"a warm-up has the strategy {' or '.join(STRATEGIES)}, not {options.strategy!r}")
     if options.partitions < 1 or not 0 <= options.partition < options.partitions:

@@ -34,7 +34,7 @@ def _detached_jobs_are_collected() -> Iterator[None]:
     yield
 
     def have_ended() -> bool:
-        running.collect_ended()
+        running.reap_ended()
         return not running._children
 
     assert wait_until(have_ended, timeout_seconds=60)
@@ -169,7 +169,7 @@ def test_jobs_that_remove_want_a_yes(run: Run, source: Path, tmp_path: Path) -> 
 
 def test_a_job_whose_process_is_gone_has_failed(run: Run) -> None:
     records = Records.of("", resolve())
-    with records.changing():
+    with records.lock():
         records.write(JobRecord(id="lost", type="sync", phase=RUNNING, process=replace(Process.of(1), pid=2**22 + 1)))
 
     found = records.read("lost")

@@ -8,7 +8,7 @@ import pytest
 
 from prefeed.config import resolve
 from prefeed.errors import JobSpecError, SampleSetNotFoundError
-from prefeed.jobs.places import held_sets, located, root_of
+from prefeed.jobs.places import locate_place, lock_job_sets, root_of
 from prefeed.sampleset import records
 from prefeed.sampleset.records import SampleSet, remove_record
 from unit.sampleset.documents import applied, sample_set
@@ -63,8 +63,8 @@ def test_a_set_that_is_deleted_while_its_turn_is_waited_for_is_not_worked_at(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "1.bin").write_bytes(b"1")
     found = applied(sample_set(source={"uri": str(tmp_path / "data")}))
-    place = located("sampleset://imagenet", resolve())
-    with held_sets(place):
+    place = locate_place("sampleset://imagenet", resolve())
+    with lock_job_sets(place):
         pass
 
     def wait(*_: object, **__: object) -> None:
@@ -73,8 +73,8 @@ def test_a_set_that_is_deleted_while_its_turn_is_waited_for_is_not_worked_at(
 
     with monkeypatch.context() as waiting:
         waiting.setattr(records, "flock_within", wait)
-        with pytest.raises(SampleSetNotFoundError, match="deleted in the meantime"), held_sets(place):
+        with pytest.raises(SampleSetNotFoundError, match="deleted in the meantime"), lock_job_sets(place):
             pytest.fail("it was worked at")
     shutil.rmtree(found.directory, ignore_errors=True)
-    with pytest.raises(SampleSetNotFoundError), held_sets(place):
+    with pytest.raises(SampleSetNotFoundError), lock_job_sets(place):
         pytest.fail("it was worked at")

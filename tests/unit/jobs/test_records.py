@@ -42,7 +42,7 @@ def job(name: str, *, created: float, phase: str = PENDING) -> JobRecord:
 
 
 def recorded(records: Records, *jobs: JobRecord) -> None:
-    with records.changing():
+    with records.lock():
         for one in jobs:
             records.write(one)
 
@@ -112,7 +112,7 @@ def test_one_of_all_who_claim_a_job_has_it(records: Records, on_node: OnNode, mo
     assert found is not None
     assert found.process.boot == "b"
     with pytest.raises(JobError, match="of host-b now"):
-        records.note("j", phase=RUNNING)
+        records.update("j", phase=RUNNING)
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def turn(records: Records, name: str, waited: list[list[str]]) -> Iterator[None]
         waited.append(before)
         raise InterruptedError
 
-    with records.turn_of(name, wait=wait):
+    with records.wait_turn(name, wait=wait):
         yield
 
 
@@ -142,7 +142,7 @@ def test_two_nodes_do_not_run_at_once_without_locks(
             pass
         assert (waited, phase_of(records, "second")) == ([["first"]], PENDING)
         on_node("a")
-        records.note("first", phase=SUCCEEDED)
+        records.update("first", phase=SUCCEEDED)
     on_node("b")
     with turn(records, "second", waited):
         assert phase_of(records, "second") == RUNNING
@@ -154,17 +154,17 @@ def test_two_that_begin_at_once_see_each_other(
     monkeypatch.setattr(records_module, "try_flock", lambda _: True)
     on_node("b")
     recorded(records, job("j", created=2))
-    note = Records.note
+    note = Records.update
 
     def other_begins(self: Records, name: str, **changes: object) -> JobRecord:
-        monkeypatch.setattr(Records, "note", note)
+        monkeypatch.setattr(Records, "update", note)
         done = note(self, name, **changes)
         on_node("a")
         recorded(records, job("other", created=1, phase=RUNNING))
         on_node("b")
         return done
 
-    monkeypatch.setattr(Records, "note", other_begins)
+    monkeypatch.setattr(Records, "update", other_begins)
     waited: list[list[str]] = []
     with pytest.raises(InterruptedError), turn(records, "j", waited):
         pass

@@ -37,13 +37,32 @@ def test_a_detached_job_that_cannot_be_done_any_more_has_failed(tmp_path: Path) 
     """It was resolved when it was applied; what its process finds may be another home."""
     records = Records.of("", resolve())
     spec = {"type": "sync", "syncOptions": {"source": "bos://photos.bj.bcebos.com/train", "destination": str(tmp_path)}}
-    with records.changing():
+    with records.lock():
         records.write(JobRecord(id="one", type="sync", spec=spec, created=1.0, process=Process.of(os.getpid())))
 
     record = work_detached("one", "", resolve(), JobEvents())
 
     assert (record.phase, record == records.read("one")) == (FAILED, True)
     assert f"at {BOS}, which is not where" in record.message
+
+
+@pytest.mark.usefixtures("sandbox")
+@pytest.mark.parametrize("spec", ["sync", "clear"])
+def test_the_set_of_a_job_is_read_once(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "1.bin").write_bytes(b"1")
+    applied(sample_set(source={"uri": str(tmp_path / "data")}))
+    document = {"type": spec, "sampleSetRef": "imagenet"}
+    if spec == "sync":
+        document["syncOptions"] = {"destination": str(tmp_path / "copy")}
+    read: list[object] = []
+    decoded = records_of_sets._decode_record
+    monkeypatch.setattr(records_of_sets, "_decode_record", lambda *given: read.append(given) or decoded(*given))
+
+    job = resolve_job("one", parse_spec(document), document, resolve())
+    record = apply_job(job, resolve(), JobEvents())
+
+    assert (record.phase, len(read)) == (SUCCEEDED, 1)
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -9,8 +9,8 @@ import pytest
 
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
-from prefeed.jobs.places import located
-from prefeed.jobs.warming import WarmEvents, WarmupOptions, order_of, warm_up
+from prefeed.jobs.places import locate_place
+from prefeed.jobs.warming import WarmEvents, WarmupOptions, fetch_order, warm_up
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource
 from unit.jobs.trees import make
@@ -33,14 +33,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def test_what_memory_has_no_room_for_goes_to_disk(origin: Path, small: Config) -> None:
-    result = warm_up(located(str(origin), small), WarmupOptions())
+    result = warm_up(locate_place(str(origin), small), WarmupOptions())
 
     assert 0 < result.resident < 40
     assert result.resident + result.on_disk == 40
     assert result.fetched == 40
     with NodeClient.connect(small) as node:
         before = node.statistics()
-        again = warm_up(located(str(origin), small), WarmupOptions())
+        again = warm_up(locate_place(str(origin), small), WarmupOptions())
         after = node.statistics()
     assert before.disk.objects == 40
     assert after.origin_requests == before.origin_requests == 40
@@ -50,7 +50,7 @@ def test_what_memory_has_no_room_for_goes_to_disk(origin: Path, small: Config) -
 def test_a_full_disk_ends_it(origin: Path, small: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFEED_DISK", "24MiB")
 
-    result = warm_up(located(str(origin), resolve()), WarmupOptions())
+    result = warm_up(locate_place(str(origin), resolve()), WarmupOptions())
 
     assert result.resident + result.on_disk < 40
     assert result.failed == 0
@@ -62,10 +62,10 @@ def test_the_order_is_kept_and_no_more_is_in_flight_than_allowed(origin: Path, s
     listed = origin.parent / "list"
     listed.write_text("\n".join(order))
 
-    result = warm_up(located(str(origin), small), WarmupOptions(file=listed, threads=1))
+    result = warm_up(locate_place(str(origin), small), WarmupOptions(file=listed, threads=1))
     with NodeClient.connect(small) as node:
         opened = node.open_dataset(str(origin))
-        head = warm_up(located(str(origin), small), WarmupOptions(paths=tuple(order[: result.resident])))
+        head = warm_up(locate_place(str(origin), small), WarmupOptions(paths=tuple(order[: result.resident])))
 
     assert opened.dataset
     assert (head.resident, head.fetched) == (result.resident, 0)
@@ -74,12 +74,14 @@ def test_the_order_is_kept_and_no_more_is_in_flight_than_allowed(origin: Path, s
 def test_partitions_and_strategy_make_the_order(origin: Path, tmp_path: Path) -> None:
     manifest = build_manifest(PosixSource(str(origin)), tmp_path / "manifest")
 
-    parts = [order_of(manifest, WarmupOptions(strategy="random", seed=3, partitions=3, partition=p)) for p in range(3)]
-    whole = order_of(manifest, WarmupOptions(strategy="random", seed=3))
+    parts = [
+        fetch_order(manifest, WarmupOptions(strategy="random", seed=3, partitions=3, partition=p)) for p in range(3)
+    ]
+    whole = fetch_order(manifest, WarmupOptions(strategy="random", seed=3))
 
     assert [list(part) for part in parts] == [list(whole[p::3]) for p in range(3)]
     assert sorted(whole) == list(range(40)) != list(whole)
-    assert list(order_of(manifest, WarmupOptions(paths=("007", "003", "007")))) == [7, 3]
+    assert list(fetch_order(manifest, WarmupOptions(paths=("007", "003", "007")))) == [7, 3]
 
 
 def test_a_server_that_dies_is_started_again(origin: Path, small: Config) -> None:
@@ -94,7 +96,7 @@ def test_a_server_that_dies_is_started_again(origin: Path, small: Config) -> Non
                 os.kill(node.status().pid, 9)
 
     result = warm_up(
-        located(str(origin), small), WarmupOptions(threads=1), WarmEvents(progress=kill_it, note=notes.append)
+        locate_place(str(origin), small), WarmupOptions(threads=1), WarmEvents(progress=kill_it, note=notes.append)
     )
 
     assert result.resident + result.on_disk == 40 or not notes
