@@ -1,7 +1,7 @@
-"""Jobs on data sets: copy them, fill the cache with them, free it, remove what is named.
+"""Jobs on data sets: copy a data set, fill the cache with it, free the cache, or remove files.
 
-``sync`` and ``rmr`` decide what is written and deleted at a place of the user's. ``prefeed.transfer`` does it, below the given
-roots and nowhere else.
+``sync`` and ``rmr`` decide which files of the user are written and deleted. ``prefeed.transfer`` writes and deletes them, only below
+the given roots.
 
 ``spec``      a job as a YAML document, and the resolved job: start reading here
 ``places``    the places of a job: URLs, paths, sample sets

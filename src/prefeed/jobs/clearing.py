@@ -1,4 +1,4 @@
-"""Freeing what the tiers of a node hold of a data set; the origin is never touched. ``prefeed clear``."""
+"""Free the cached objects of a data set in the tiers of a node, for ``prefeed clear``. The origin is not changed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from prefeed.types import ClearResult
 
 
 def clear(place: Place, paths: Sequence[str], *, autostart: bool | None = None) -> ClearResult:
-    """Memory and disk tier of the node hold nothing of these paths, as far as listings and catalogues name it.
+    """Free the objects of paths in the node's tiers, if a listing or catalogue contains them.
 
     Args:
         place: The root.
-        paths: Below the root; none: all of it.
-        autostart: Start a server when none runs; defaults to the setting.
+        paths: Paths below the root; empty for the whole root.
+        autostart: True to start a server if none runs; None for the setting.
 
     Raises:
         JobSpecError: A path is not below the root.
@@ -39,19 +39,19 @@ def clear(place: Place, paths: Sequence[str], *, autostart: bool | None = None) 
 
 
 def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) -> ClearResult:
-    """The same after data was removed or changed: this home lists the root again, and no server is started for it.
+    """Free objects and drop listings after data was removed or changed. Starts no server.
 
-    Who reads next lists it, but for a sample set, whose listing says how much there is: that is done now.
+    The next reader lists the root again. A sample set is listed immediately, because its status shows the number of objects.
 
     Args:
         place: The root.
-        paths: Below the root; none, or an empty one: all of it.
-        entries: Free them; if not, unchanged objects stay, because their keys are the same in the new listing.
+        paths: Paths below the root; empty for the whole root.
+        entries: False to keep the entries. Unchanged objects have the same keys in the new listing.
     """
     root, settings = place.url, place.settings
     freed = ClearResult(entries=0, bytes=0)
     if entries:
-        # Without a server, what is kept cannot be reached any more once the listing is renewed: its keys are not named.
+        # Without a server, entries on disk become unreachable, because the new listing does not contain their keys.
         with contextlib.suppress(ServerUnavailableError):
             freed = clear(place, [path for path in paths if path], autostart=False)
     library = ManifestLibrary(settings.home)
@@ -65,7 +65,7 @@ def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) ->
 
 
 def _list_again(found: SampleSet, library: ManifestLibrary, settings: Config) -> None:
-    """How much a sample set has is known, if its origin can be listed."""
+    """List a sample set again, and record whether it is empty. If listing fails, nothing is recorded."""
     emptied = 0.0
     try:
         library.open(found.read_url, settings, mark=open_source(found.read_url, settings).mark)
@@ -78,12 +78,12 @@ def _list_again(found: SampleSet, library: ManifestLibrary, settings: Config) ->
 
 
 def _open_listings(client: NodeClient, root: str, config: Config) -> None:
-    """Let the server know what listings of this home name below the root: entries of others it cannot tell apart."""
+    """Open this home's listings of the root on the server, which finds entries by listed keys only."""
     library = ManifestLibrary(config.home)
     for manifest in library.list():
         if not overlap_by_name(manifest.url, root):
             continue
         directory, url = manifest.directory, manifest.url
         if is_of_store(url) and not library.is_of(directory.parent, url, open_source(url, config).mark):
-            continue  # of another endpoint or account: this process does not speak for it
+            continue  # The listing belongs to another endpoint or account.
         client.open_dataset(url, manifest_dir=str(directory))

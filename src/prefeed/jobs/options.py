@@ -1,4 +1,4 @@
-"""What a sync is asked to do, who is told how far it is, and how it ended: values."""
+"""Options, progress callbacks and result of a sync."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from prefeed.transfer.patterns import Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncOptions:
-    """Options of one sync; names and meanings as in juicefs sync.
+    """Options of a sync, named as in juicefs sync.
 
     Attributes:
-        threads: Most objects under way at a time; None: as many as the source answers well.
-        update: An object that is there is replaced where the source's is newer, and only there.
-        force_update: All are copied.
-        perms: Files keep mode and, for root, owner.
-        dirs: Empty directories are made too, and with ``delete_dst`` removed.
-        dry: Nothing is changed; events tell what would be.
-        delete_src: What is at the destination, byte for byte, is removed from the source.
-        delete_dst: What the source does not have is removed from the destination.
-        rules: Patterns to leave out and to take.
-        start: First key; empty: from the begin.
-        end: Last key; empty: to the end.
-        bwlimit_mbit: Most megabits a second; 0: no limit.
-        one_file_system: True: nothing that is mounted below the source is entered, nor anything deleted that is mounted below the
-            destination; False: mounts are plain directories, and are deleted in; None: they are copied from, and never deleted in.
-        no_https: Servers are spoken to without encryption.
+        threads: Maximum number of concurrent objects; None to adapt to the source.
+        update: Replace existing objects only if the source's is newer.
+        force_update: Copy all objects.
+        perms: Keep the mode of files and, for root, the owner.
+        dirs: Create empty directories too, and remove them with ``delete_dst``.
+        dry: Change nothing, and report the intended changes as events.
+        delete_src: Remove objects from the source if the destination has an identical copy.
+        delete_dst: Remove objects from the destination that the source does not have.
+        rules: Patterns to exclude and include.
+        start: First key; empty for no lower bound.
+        end: Last key; empty for no upper bound.
+        bwlimit_mbit: Maximum bandwidth in megabits per second; 0 for no limit.
+        one_file_system: True to ignore mounts below the source and to delete nothing in mounts below the destination. False to treat
+            mounts as plain directories. None to copy from mounts but never delete in them.
+        no_https: Connect to servers without encryption.
     """
 
     threads: int | None = None
@@ -49,7 +49,7 @@ class SyncOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncProgress:
-    """How far a sync is: objects listed at the source, those among them that are there already, and the copying."""
+    """Progress of a sync: objects listed at the source, those skipped as identical, and the copying."""
 
     num_listed: int
     num_skipped: int
@@ -60,7 +60,7 @@ class SyncProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncEvents:
-    """Who is told, in the caller's thread; ``would`` only by a dry run: ``copy`` or ``delete``, and where."""
+    """Callbacks of a sync, in the caller's thread. A dry run calls ``would`` with ``copy`` or ``delete``, and the location."""
 
     progress: Callable[[SyncProgress], None] = lambda _: None
     would: Callable[[str, str], None] = lambda _verb, _where: None
@@ -69,19 +69,19 @@ class SyncEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResult:
-    """How a sync ended.
+    """Result of a sync.
 
     Attributes:
         num_listed: Objects of the source.
-        num_copied: Objects copied, or that would be by a dry run.
-        bytes_copied: Their size.
-        num_skipped: Objects that were there already.
+        num_copied: Objects copied, or that a dry run would copy.
+        bytes_copied: Size of these objects.
+        num_skipped: Objects that needed no copy.
         num_deleted_src: Objects removed from the source.
         num_deleted_dst: Objects removed from the destination.
-        failures: What could not be copied or removed, the first thousands of it.
-        num_failed: How many.
-        full: Why the destination takes no more; empty when it does.
-        seconds: How long it took.
+        failures: Objects that could not be copied or removed, at most ``sync.MOST_FAILURES``.
+        num_failed: Number of failures.
+        full: Reason why the destination accepts no more data, or empty.
+        seconds: Duration.
     """
 
     num_listed: int
@@ -97,5 +97,5 @@ class SyncResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was asked for was done."""
+        """True if nothing failed and the destination is not full."""
         return not self.num_failed and not self.full

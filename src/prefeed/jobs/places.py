@@ -1,4 +1,4 @@
-"""The places of a job, as they are named: URLs, paths, sample sets."""
+"""Places of a job, which are given as URLs, paths or sample sets. Start with ``locate_place``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from prefeed.transfer.store import WRITABLE
 
 
 def refuse_credentials(url: str) -> None:
-    """Refuse a URL that has credentials in it: it would be seen in process lists and records.
+    """Check that a URL contains no credentials, which process lists and records would show.
 
     Raises:
-        JobSpecError: It does.
+        JobSpecError: The URL contains credentials.
     """
     place = without_keys(url) if "://" in url else None
     if place is not None:
@@ -34,9 +34,9 @@ def root_of(url: str) -> str:
     """Return the canonical URL of a place of a job.
 
     Raises:
-        JobSpecError: It is empty, has credentials in it, is a pack, or has a part that clients of stores leave out or take for another:
-            ``s3://b//x`` is read as ``s3://b/x``, and two spellings of one place would not be seen to be one.
-        UnknownSchemeError, ConfigError: It is no place that is known.
+        JobSpecError: The URL is empty, contains credentials, is a pack, or contains a part that clients of stores normalize. For
+            example ``s3://b//x`` is read as ``s3://b/x``, so that an overlap of two places would not be detected.
+        UnknownSchemeError, ConfigError: The URL is not supported.
     """
     refuse_credentials(url)
     if not url.strip():
@@ -45,7 +45,7 @@ def root_of(url: str) -> str:
 
 
 def require_root(root: str) -> str:
-    """Return a canonical URL that can be a place of a job; raises as ``root_of``."""
+    """Check that a canonical URL can be a place of a job, and return it. Raises as ``root_of``."""
     if root.startswith((PACK, BLOCKS)):
         raise JobSpecError(f"{root} is a pack, or lists blocks: name its directory, to use its files as plain files")
     prefix = root.partition("://")[2].partition("/")[2]
@@ -57,12 +57,12 @@ def require_root(root: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place of a job, looked up once.
+    """Resolved place of a job.
 
     Attributes:
         url: Canonical URL.
-        settings: What is in force there: those of the node of its set, or of this home.
-        sample_set: The set that it was named by, or that the job is done for; None: none.
+        settings: Settings of the node of its set, or of this home.
+        sample_set: Set that the place was given as, or that the job is for; None without a set.
     """
 
     url: str
@@ -71,11 +71,11 @@ class Place:
 
 
 def locate_place(url: str, config: Config) -> Place:
-    """Return a place, which may be named by a sample set.
+    """Resolve a URL, path or ``sampleset://`` name into a place.
 
     Raises:
         JobSpecError, UnknownSchemeError, ConfigError: As ``root_of``.
-        SampleSetNotFoundError: There is no such set.
+        SampleSetNotFoundError: No such set exists.
     """
     if not is_named(url):
         return Place(url=root_of(url), settings=config)
@@ -84,20 +84,20 @@ def locate_place(url: str, config: Config) -> Place:
 
 
 def place_in(found: SampleSet, settings: Config, path: str = "") -> Place:
-    """Return a place in a sample set, whose settings these are; raises as ``root_of``."""
+    """Return a place in a sample set with these settings. Raises as ``root_of``."""
     return Place(url=root_of(found.url_of(path)), settings=settings, sample_set=found)
 
 
 @contextlib.contextmanager
 def lock_job_sets(*places: Place, sample_set: SampleSet | None = None) -> Iterator[None]:
-    """No other job works at this set, or at those that these places were named by, nor is one of them deleted.
+    """Lock the sets of a job, so that no other job runs on them and none is deleted.
 
     Raises:
-        SampleSetNotFoundError: One was deleted since it was looked up.
+        SampleSetNotFoundError: A set was deleted since it was resolved.
     """
     sets = [sample_set, *(place.sample_set for place in places)]
     found = {one.name: one for one in sets if one is not None}
     with contextlib.ExitStack() as stack:
-        for name in sorted(found):  # in one order, or two jobs would wait for each other
+        for name in sorted(found):  # The same order in all jobs prevents deadlocks.
             stack.enter_context(lock_recorded(found[name]))
         yield

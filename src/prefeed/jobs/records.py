@@ -1,19 +1,17 @@
-"""What became of each job: one file a job, in the set's directory or, without a set, in the home.
+"""Records of jobs: one file per job, in the directory of the set or, without a set, in the home.
 
 ::
 
     <home>/samplesets/<set>/jobs/        or <home>/jobs/
-        <id>.json                        what it is to do, how far it is, whose process it is, on which node; touched meanwhile
-        <id>.log                         what a detached one says
-        .records  .queue                 held by who changes records; held by the job that runs
+        <id>.json                        spec, phase, process and node of the job; touched while the job runs
+        <id>.log                         output of a detached job
+        .records  .queue                 locked to change records; locked by the running job
 
-A process that is killed lets go of ``.queue`` by that, and its record says of which process it was: nothing has to be put
-right before the next job can run. Whether a process of another node, or of another container, is alive cannot be seen
-here: it touches its record while it is.
+If a process is killed, the kernel releases ``.queue``, and the next reader of the record sees that the process is dead, so no repair is
+necessary. Processes of other nodes and containers are not visible here. They count as alive while they touch their record.
 
-Where locks do not reach the other nodes, ``.records`` and ``.queue`` exclude those of this one, and the rest is done by the
-records themselves: each is made under its name by one process only, and a job that finds another one running beside it
-goes back into the queue.
+On file systems whose locks do not reach other nodes, the locks exclude only the processes of one node. Two further rules then apply:
+only one process can create a record of a given name, and a job that finds another running job returns to the queue.
 """
 
 from __future__ import annotations
@@ -44,28 +42,28 @@ PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed
 _JOBS: Final = "jobs"
 _LOCK_SECONDS: Final = 60.0
 _HEARTBEAT_SECONDS: Final = 20.0
-"""How often a job says that it is under way, to those who cannot see its process."""
+"""Interval at which a job touches its record, so that other nodes know that it is alive."""
 
 _STALE_SECONDS: Final = 600.0
-"""A job of another node that has not said so for that long has failed."""
+"""Age of the record from which a job of another node counts as failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What is known of one job.
+    """Record of one job. Times are in seconds since 1970, 0.0 for not yet.
 
     Attributes:
-        id: Its name.
+        id: Name of the job.
         type: ``sync``, ``warmup``, ``rmr`` or ``clear``.
-        sample_set: The set that it is done for; empty: none.
-        spec: What it is to do, as the document has it; no credentials can be in it.
+        sample_set: Name of the set, or empty.
+        spec: The ``spec`` of the document, which cannot contain credentials.
         phase: ``Pending``, ``Running``, ``Succeeded`` or ``Failed``.
-        message: Why it failed, or what it waits for.
-        created: Seconds since 1970; jobs of a set run in this order.
-        started: When it began to run; 0.0: not yet.
-        finished: When it ended; 0.0: not yet.
-        process: Who does it.
-        result: Counts.
+        message: Reason of the failure, or empty.
+        created: Time of the record's creation. Jobs of a set run in this order.
+        started: Time when the job started.
+        finished: Time when the job ended.
+        process: Process that runs the job.
+        result: Counts by name.
     """
 
     id: str
@@ -82,15 +80,15 @@ class JobRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, well or not."""
+        """True if the job succeeded or failed."""
         return self.phase in (SUCCEEDED, FAILED)
 
 
 class Records:
-    """The records of the jobs of one set, or of those without a set. **Processes**: any number at once.
+    """Records of the jobs of one set, or of the jobs without a set. **Processes**: any number at once.
 
     Args:
-        directory: Made when the first job is written.
+        directory: Directory of the records, created with the first one.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -98,28 +96,28 @@ class Records:
 
     @classmethod
     def of(cls, sample_set: str, config: Config) -> Records:
-        """Return those of a set; of the home when the name is empty."""
+        """Return the records of a set; an empty name gives those without a set."""
         return cls((directory_of(sample_set, config) if sample_set else config.home) / _JOBS)
 
     def read(self, name: str) -> JobRecord | None:
-        """Return a job as it is now: one whose process is gone has failed."""
+        """Return the current record of a job, or None. A job whose process is dead counts as failed."""
         require_name(name, "the name of a job")
         return _read(self.directory / f"{name}.json")
 
     def all(self) -> list[JobRecord]:
-        """Return all jobs as they are now, oldest first."""
+        """Return the current records of all jobs, oldest first."""
         found = [_read(file) for file in self.directory.glob("*.json")]
         return sorted((job for job in found if job is not None), key=lambda job: (job.created, job.id))
 
     def write(self, record: JobRecord) -> None:
-        """The job is recorded so, whole or not at all."""
+        """Write a record atomically."""
         write_private(self.directory / f"{record.id}.json", _encode(record))
 
     def claim(self, record: JobRecord) -> None:
-        """The job is recorded so in the place of one that is over, if there is one; of all who claim it, one has it.
+        """Create a record, and replace an ended job of the same name. Only one of several processes succeeds.
 
         Raises:
-            JobConflictError: Another process has it.
+            JobConflictError: Another process created the record, or the file is not a record.
         """
         file = self.directory / f"{record.id}.json"
         if file.exists() and _read(file) is None:
@@ -132,15 +130,15 @@ class Records:
             raise JobConflictError(f"job {record.id} was just begun by another process; see `prefeed job list`")
 
     def update(self, name: str, **changes: Any) -> JobRecord:
-        """Change what is recorded of a job of this process; return the record.
+        """Change fields of the record of a job of this process; return the record.
 
         Raises:
-            JobError: It is gone, or another process's.
+            JobError: The record was deleted, or names another process.
         """
         with self.lock():
             now = self.read(name)
             if now is None:
-                raise JobError(f"the record of job {name} is gone: perhaps its sample set was deleted")
+                raise JobError(f"the record of job {name} was deleted, perhaps with its sample set")
             if now.process != Process.of(os.getpid()):
                 raise JobError(
                     f"job {name} is process {now.process.pid}'s of {now.process.place} now: this process sent no sign of life "
@@ -152,29 +150,29 @@ class Records:
 
     @contextlib.contextmanager
     def keep_alive(self, name: str) -> Iterator[None]:
-        """Other nodes see meanwhile that the job is under way."""
+        """Touch the record regularly, so that other nodes count the job as alive."""
         file = self.directory / f"{name}.json"
         with call_periodically(lambda: os.utime(file), every_seconds=_HEARTBEAT_SECONDS, name="prefeed-job"):
             yield
 
     def log_of(self, name: str) -> Path:
-        """Return the file that a detached job writes to."""
+        """Return the path of a detached job's log."""
         return self.directory / f"{name}.log"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """No other process changes records meanwhile; what is done inside is short. A lock that is never freed is not waited for."""
+        """Hold the lock for changing records, for a short block. After 60 seconds of waiting, continue without it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with file_lock(self.directory / ".records", within_seconds=_LOCK_SECONDS):
             yield
 
     @contextlib.contextmanager
     def wait_turn(self, name: str, *, wait: Any) -> Iterator[None]:
-        """It is this job's turn, and it is recorded as running: none that was there before it runs or waits.
+        """Wait until no earlier job is pending or running, then record the job as running.
 
         Args:
-            name: Of a job that is recorded as pending, of this process.
-            wait: Called with the jobs before it while there are any; blocks for a moment.
+            name: Name of a pending job of this process.
+            wait: Function that sleeps for a moment. Called repeatedly with the ids of the earlier jobs.
         """
         file = os.open(self.directory / ".queue", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -191,32 +189,30 @@ class Records:
             self.update(name, phase=RUNNING, started=time.time())
             if not self._jobs_before(name):
                 return True
-            self.update(
-                name, phase=PENDING, started=0.0
-            )  # the lock does not reach another node: each has seen the other
+            self.update(name, phase=PENDING, started=0.0)  # A node that the lock does not reach started a job.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
         return False
 
     def _jobs_before(self, name: str) -> list[JobRecord]:
-        """Return the jobs that are under way, or were there first and wait."""
+        """Return the jobs that run, or are pending and older."""
         waiting = [job for job in self.all() if not job.is_over]
         at = next((index for index, job in enumerate(waiting) if job.id == name), len(waiting))
         return waiting[:at] + [job for job in waiting[at + 1 :] if job.phase == RUNNING]
 
 
 def all_jobs(config: Config) -> list[tuple[Records, JobRecord]]:
-    """Return the jobs of all sets and of none, oldest first."""
+    """Return the jobs of all sets and those without a set, oldest first."""
     places = [Records.of(name, config) for name in ("", *names(config))]
     found = [(place, job) for place in places for job in place.all()]
     return sorted(found, key=lambda pair: (pair[1].created, pair[1].id))
 
 
 def find_job(name: str, config: Config) -> tuple[Records, JobRecord]:
-    """Return a job by its name; of several sets' the newest.
+    """Return a job by its name. If several sets have one, return the newest.
 
     Raises:
-        JobNotFoundError: There is none; the message says which there are.
+        JobNotFoundError: No job has this name. The message lists the existing names.
     """
     require_name(name, "the name of a job")
     found = [pair for pair in all_jobs(config) if pair[1].id == name]

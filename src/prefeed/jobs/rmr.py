@@ -1,7 +1,7 @@
-"""Removing data at its origin: only what is named, below one root. Beside it a sync with ``delete_src`` does that.
+"""Remove data at its origin: given paths below one root, each with its whole tree. Implements ``prefeed delete``.
 
-A path is removed with all that is below it. It is walked by open directories, and no link is followed: one that is met is
-removed itself, and what it leads to stays. Nothing that is mounted below the root is entered, unless that was asked for.
+Directories are walked by file descriptor. Symbolic links are removed and not followed. Mounts below the root are not entered unless
+``one_file_system`` is False. ``survey`` counts the files, and ``remove`` removes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OBJECTS_PER_CALL: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovalPreview:
-    """What lies at one of the paths: how many files or objects, their size in bytes, and mounts below that stay."""
+    """Number and size of the files or objects to remove at a path, and the mounts below it that stay."""
 
     path: str
     num_files: int
@@ -38,12 +38,12 @@ class RemovalPreview:
 
 @dataclass(slots=True)
 class RmrResult:
-    """How a removal ended; ``failures`` are sentences.
+    """Result of a removal.
 
     Attributes:
-        num_removed: Files, links and objects that are gone.
-        bytes_removed: Their size.
-        failures: What is still there, and why.
+        num_removed: Files, links and objects removed.
+        bytes_removed: Size of these, in bytes.
+        failures: Sentence for each path that was not removed, with the reason.
     """
 
     num_removed: int = 0
@@ -51,15 +51,16 @@ class RmrResult:
     failures: list[str] = field(default_factory=list)
 
 
-def relative_paths(root: str, paths: Sequence[str]) -> list[str]:
-    """Return paths below a root as relative ones, each once, without those below another.
+def relative_paths(root: str, paths: Sequence[str], *, everything: bool = False) -> list[str]:
+    """Convert paths to relative ones, without duplicates and paths below another.
 
     Args:
         root: Canonical URL.
-        paths: Relative to the root, or absolute and below it.
+        paths: Paths relative to the root, or absolute and below it.
+        everything: True for the whole root, with ``paths`` empty.
 
     Raises:
-        JobSpecError: A path is empty, has ``..`` in it, or is not below the root; or the root itself was named.
+        JobSpecError: A path is empty, contains ``..``, is the root itself, or is not below the root.
     """
     if not paths:
         raise JobSpecError(f"name at least one path below {root}")
@@ -86,18 +87,18 @@ def _relative(root: str, path: str) -> str:
 
 
 def survey(root: str, paths: Sequence[str], config: Config, *, one_file_system: bool = True) -> list[RemovalPreview]:
-    """Return what would be removed; nothing is.
+    """Count the files that ``remove`` would remove.
 
     Args:
         root: Canonical URL of a directory, or s3://, gs://, az://.
-        paths: As ``relative_paths`` returns them.
+        paths: Paths as returned by ``relative_paths``.
         config: Settings.
-        one_file_system: What is mounted below the root stays; False: it goes too.
+        one_file_system: False to remove the contents of mounts below the root too.
 
     Raises:
-        JobSpecError: Nothing can be removed there, or a path goes through a link or to one that leaves the root.
-        ObjectNotFoundError: There is nothing at a path.
-        SourceError: It cannot be listed.
+        JobSpecError: The root does not support removal, or a path goes through a link, or is one that leaves the root.
+        ObjectNotFoundError: A path does not exist.
+        SourceError: The root cannot be listed.
     """
     with contextlib.closing(_remover(root, config, one_file_system=one_file_system)) as remover:
         found = [remover.survey(path) for path in paths]
@@ -111,20 +112,20 @@ def remove(
     root: str, paths: Sequence[str], config: Config, *, one_file_system: bool = True,
     progress: Callable[[int, int], None] = lambda _files, _bytes: None,
 ) -> RmrResult:  # fmt: skip
-    """What is at the paths is gone, as far as the result does not say otherwise; the root itself stays.
+    """Remove the files and objects at paths, and keep the root itself. Failures are in the result.
 
-    **Blocking**: until it is done. Safe to kill: what is gone is gone, and the same command resumes.
+    **Blocking**: until all are removed. Can be killed at any time: the same command resumes.
 
     Args:
         root: Canonical URL.
-        paths: As ``relative_paths`` returns them.
+        paths: Paths as returned by ``relative_paths``.
         config: Settings.
-        one_file_system: As ``survey``.
-        progress: Told files and bytes removed so far.
+        one_file_system: As in ``survey``.
+        progress: Called with the number of files and bytes removed so far.
 
     Raises:
         JobSpecError: As ``survey``.
-        SourceError: The store does not answer.
+        SourceError: The store does not respond.
     """
     result = RmrResult()
     with contextlib.closing(_remover(root, config, one_file_system=one_file_system)) as remover:
@@ -146,17 +147,17 @@ def _remover(root: str, config: Config, *, one_file_system: bool) -> DirectoryRe
 
 
 class DirectoryRemover:
-    """Removes below one directory. **Ownership**: its maker closes it."""
+    """Removes files below one directory. **Ownership**: the caller closes it."""
 
     def __init__(self, root: str, *, one_file_system: bool = True) -> None:
         try:
             self._rooted = RootedDir(root)
         except OSError as err:
-            raise ObjectNotFoundError(f"{root} is no directory that can be opened: {err.strerror}", path=root) from err
+            raise ObjectNotFoundError(f"{root} cannot be opened as a directory: {err.strerror}", path=root) from err
         self._rooted.one_file_system = one_file_system
 
     def survey(self, path: str) -> RemovalPreview:
-        """Return what lies there."""
+        """Count the files and objects at a path."""
         self._require_inside(path)
         count = size = 0
         mounts: list[str] = []
@@ -178,21 +179,21 @@ class DirectoryRemover:
                         size += entry.size_bytes
             else:
                 count, size = 1, status.st_size
-        except ObjectNotFoundError as err:  # the open directory is there
+        except ObjectNotFoundError as err:  # The directory is open, so only /proc can be missing.
             raise JobError(
                 f"nothing below {self._rooted.root} is removed: /proc is not mounted, and what there is cannot be counted; mount it"
             ) from err
         except (OSError, BadTargetNameError, SourceError) as err:
             if isinstance(err, OSError) and err.errno == errno.EXDEV:
-                mounts.append(path)  # else gone, or closed to this user: the removal will say so
+                mounts.append(path)  # The removal reports all other errors.
         return RemovalPreview(path=path, num_files=count, bytes=size, mounts=tuple(mounts))
 
     def exists(self, path: str) -> bool:
-        """Return whether something is there, an empty directory too."""
+        """Return True if a path exists, even as an empty directory."""
         return not path or self._rooted.status(path) is not None
 
     def remove(self, path: str, failures: list[str]) -> Iterator[int]:
-        """Remove what lies there; yield the size of each file that went."""
+        """Remove the tree at a path; yield the size of each removed file."""
 
         def failed(where: str, err: OSError) -> None:
             failures.append(f"{self._rooted.locate(where)}: {why_left(err)}")
@@ -204,7 +205,7 @@ class DirectoryRemover:
             failed(path, err)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         self._rooted.close()
 
     def _require_inside(self, path: str) -> None:
@@ -226,13 +227,13 @@ class DirectoryRemover:
 
 
 class StoreRemover:
-    """Removes objects below one prefix. **Ownership**: its maker closes it."""
+    """Removes objects below one prefix. **Ownership**: the caller closes it."""
 
     def __init__(self, root: str, config: Config) -> None:
         self._place = StorePlace(root, config)
 
     def survey(self, path: str) -> RemovalPreview:
-        """Return what lies there."""
+        """Count the files and objects at a path."""
         count = size = 0
         for one in self._place.list_below(path):
             count += 1
@@ -240,11 +241,11 @@ class StoreRemover:
         return RemovalPreview(path=path, num_files=count, bytes=size)
 
     def exists(self, path: str) -> bool:
-        """Return whether something is there: a store has nothing but objects."""
+        """Return True only for the root, because a store has no empty directories."""
         return not path
 
     def remove(self, path: str, failures: list[str]) -> Iterator[int]:
-        """Remove what lies there; yield the size of each object that went."""
+        """Remove the objects at a path; yield the size of each removed object."""
         empty: list[Entry] = []
         listed = self._place.list_below(path)
         while group := list(islice(listed, _OBJECTS_PER_CALL)):
@@ -257,7 +258,7 @@ class StoreRemover:
                 return
             yield from (one.size_bytes for one in group if one.size_bytes)
             empty += (one for one in group if not one.size_bytes)
-        # ``a/``, as consoles make it for a directory, is listed as ``a``, and the client has no way to name it.
+        # Consoles create an object ``a/`` for a directory. The client lists it as ``a`` and cannot remove it.
         left = {one.path for one in self._place.list_below(path)} if empty else set()
         for one in empty:
             if one.path in left:
@@ -269,5 +270,5 @@ class StoreRemover:
                 yield 0
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._place.close()

@@ -1,9 +1,9 @@
-"""What each kind of job does, and jobs that are recorded: queued, run, ended, done again.
+"""Run jobs, and manage recorded jobs: queue, run, terminate and rerun.
 
-::
+``do_job`` runs a job of any type. ``apply_job`` records a job, waits for the earlier jobs of its set, and runs it::
 
     (none) → Pending → Running → Succeeded        Succeeded is final.
-                │          └───→ Failed           A failed one is run again when it is applied again.
+                │          └───→ Failed           Applying a failed job again reruns it.
                 └──────────────→ Failed
 """
 
@@ -45,17 +45,17 @@ _FAILURES_KEPT: Final = 20
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM came; like Ctrl-C it is no error that anything below may swallow."""
+    """SIGTERM was received. Derived from KeyboardInterrupt, so that ``except Exception`` does not catch it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How a job ended: counts, and why it is not done altogether, or an empty text.
+    """Outcome of a job.
 
     Attributes:
-        problem: Why it failed; empty when it did not.
-        counts: By name.
-        result: What the work itself returned.
+        problem: Reason of the failure; empty if the job succeeded.
+        counts: Counts by name, for the record.
+        result: Return value of the function that did the job.
     """
 
     problem: str
@@ -65,7 +65,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvents:
-    """Who is told, in the caller's thread."""
+    """Callbacks of a job, called in the caller's thread."""
 
     sync: SyncEvents = field(default_factory=SyncEvents)
     warm: WarmEvents = field(default_factory=WarmEvents)
@@ -73,14 +73,14 @@ class JobEvents:
     note: Callable[[str], None] = lambda _: None
 
 
-# ---------------------------------------------------------------- what each kind does
+# ---------------------------------------------------------------- types of jobs
 
 
 def do_job(job: Job, events: JobEvents) -> JobOutcome:
-    """Do what a job asks for; **blocking** until it is done.
+    """Run a job of any type. **Blocking** until the job has ended.
 
     Raises:
-        PrefeedError: It could not be started or continued.
+        PrefeedError: The job could not start or continue.
     """
     if job.type == SYNC:
         source, target = job.places
@@ -97,7 +97,7 @@ def do_job(job: Job, events: JobEvents) -> JobOutcome:
 def sync_and_renew(
     source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
 ) -> SyncResult:
-    """Sync, and let this home list the changed places again; see ``sync``."""
+    """Sync two places, and drop this home's listings of changed ones. See ``sync``."""
     result = sync_between(source, target, options, config, events)
     if not options.dry:
         if result.num_copied or result.num_deleted_dst:
@@ -107,9 +107,11 @@ def sync_and_renew(
     return result
 
 
-def remove_named(place: Place, paths: tuple[str, ...], *, one_file_system: bool = True) -> RmrResult:
-    """Remove what lies at the paths at its origin, and what the node's tiers hold of it; see ``rmr.remove``."""
-    named = relative_paths(place.url, paths)
+def remove_named(
+    place: Place, paths: tuple[str, ...], *, everything: bool = False, one_file_system: bool = True
+) -> RmrResult:  # fmt: skip
+    """Remove paths at the origin, and their objects in the node's tiers. See ``rmr.remove``."""
+    named = relative_paths(place.url, paths, everything=everything)
     survey(place.url, named, place.settings, one_file_system=one_file_system)
     try:
         return remove(place.url, named, place.settings, one_file_system=one_file_system)
@@ -118,7 +120,7 @@ def remove_named(place: Place, paths: tuple[str, ...], *, one_file_system: bool 
 
 
 def sync_outcome(result: SyncResult) -> JobOutcome:
-    """Return how a sync ended."""
+    """Convert the result of a sync."""
     counts = asdict(result)
     counts["failures"] = [failure["message"] for failure in counts["failures"][:_FAILURES_KEPT]]
     problem = ""
@@ -129,13 +131,13 @@ def sync_outcome(result: SyncResult) -> JobOutcome:
 
 
 def warm_outcome(result: WarmResult) -> JobOutcome:
-    """Return how a warm-up ended."""
+    """Convert the result of a warm-up."""
     problem = f"{result.failed:,} of {result.objects:,} objects could not be fetched" if result.failed else ""
     return JobOutcome(problem=problem, counts=asdict(result), result=result)
 
 
 def removal_outcome(result: RmrResult) -> JobOutcome:
-    """Return how a removal ended."""
+    """Convert the result of a removal."""
     counts = {
         "removed": result.num_removed,
         "bytes": result.bytes_removed,
@@ -151,14 +153,13 @@ def removal_outcome(result: RmrResult) -> JobOutcome:
 
 
 def apply_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
-    """The job was done, now or before; return its record.
+    """Run a job unless it has already succeeded; return its record.
 
-    **Blocking**: until it has ended, and before that for the jobs of the set that were there before. **Threads**: the
-    main thread, which SIGTERM ends from here on.
+    **Blocking**: until earlier jobs of the set and the job itself have ended. **Threads**: main thread only, because of SIGTERM.
 
     Raises:
-        JobConflictError: It is under way, or has succeeded with other options.
-        TerminatedError: SIGTERM came; that is recorded.
+        JobConflictError: The job is pending or running, or has succeeded with other options.
+        TerminatedError: SIGTERM was received, which is also recorded.
     """
     records = Records.of(job.set_name, config)
     before = _claim(job, records, events)
@@ -166,11 +167,11 @@ def apply_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
 
 
 def detach_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
-    """The job is run by a process of its own, which nothing here ends; return its record, which names that.
+    """Start a detached process that runs the job; return the record, which names the process.
 
     Raises:
         JobConflictError: As ``apply_job``.
-        JobError: The process did not begin.
+        JobError: The process did not start the job.
     """
     reap_ended()
     records = Records.of(job.set_name, config)
@@ -197,16 +198,16 @@ def detach_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
 
 
 _children: list[subprocess.Popen[bytes]] = []
-"""Detached jobs of this process that have not been seen to end."""
+"""Processes of detached jobs that were started here and not yet reaped."""
 
 
 def reap_ended() -> None:
-    """Ask after the detached jobs that this process began: those that have ended are no zombies from then on."""
+    """Reap detached jobs of this process that have ended, so that they do not remain zombies."""
     _children[:] = [process for process in _children if process.poll() is None]
 
 
 def work_detached(name: str, sample_set: str, config: Config, events: JobEvents) -> JobRecord:
-    """Do a job that another process has recorded, in this one."""
+    """Run a job in this process that another process recorded."""
     records = Records.of(sample_set, config)
     with records.lock():
         record = records.read(name)
@@ -216,13 +217,13 @@ def work_detached(name: str, sample_set: str, config: Config, events: JobEvents)
         records.write(record)
     try:
         job = resolve_job(name, parse_spec(record.spec), record.spec, config)
-    except PrefeedError as err:  # a set was deleted, or a variable is not set any more
+    except PrefeedError as err:  # A set was deleted, or an environment variable is not set here.
         return records.update(name, phase=FAILED, message=str(err), finished=time.time())
     return _run_claimed(job, records, events)
 
 
 def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
-    """Do a job that this process has recorded as its own, when it is its turn; raises as ``apply_job``."""
+    """Wait for the turn of a job that this process recorded, and run it. Raises as ``apply_job``."""
 
     def wait(before: Sequence[str]) -> None:
         events.waiting(before)
@@ -233,7 +234,7 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
         with _raise_on_sigterm(), records.keep_alive(job.name), records.wait_turn(job.name, wait=wait), holding:
             done = do_job(job, events)
     except KeyboardInterrupt as err:
-        # The one that terminates waits for the process: it ends, and starts no other job of the same file.
+        # Re-raise, so that the process ends, for which ``terminate`` waits, and starts no other job of the same file.
         message = "terminated" if isinstance(err, TerminatedError) else "interrupted"
         records.update(job.name, phase=FAILED, message=message, finished=time.time())
         raise
@@ -252,18 +253,17 @@ def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
 def copy_to_origin(
     found: SampleSet, settings: Config, *, copying: Callable[[int, int], None] | None = None
 ) -> None:  # fmt: skip
-    """The origin has all that the source has. Nothing is deleted at either.
+    """Copy a set's data from its source to its origin. Deletes nothing.
 
-    Called while the set is held by ``lock_set``, as each of its jobs does: this one is recorded among them, so that those
-    which come later wait for it.
+    The caller holds ``lock_set``. The copy is recorded as a job of the set, so that later jobs wait for it.
 
     Args:
         found: The set.
-        settings: Of its node: its credentials are below their home.
-        copying: Told how many files and bytes were copied so far.
+        settings: Settings of the set's node.
+        copying: Called with the number of files and bytes copied so far.
 
     Raises:
-        SampleSetError: Not all could be copied; the copied part stays, and the next try resumes.
+        SampleSetError: Some objects could not be copied. The next attempt resumes.
         SourceError, JobError: As ``sync``.
     """
 
@@ -276,7 +276,7 @@ def copy_to_origin(
     try:
         with records.keep_alive(job.id):
             ends = locate_place(found.source_url, settings), locate_place(found.origin_url, settings)
-            of_all = replace(settings, home=found.directory.parents[1])  # as any other sync of the same places
+            of_all = replace(settings, home=found.directory.parents[1])  # All syncs share one record of mounts.
             done = sync_outcome(sync_between(*ends, SyncOptions(), of_all, SyncEvents(progress=progress)))
     except PrefeedError as err:
         _record_end(records, job, JobOutcome(problem=str(err), counts={}, result=None))
@@ -313,7 +313,7 @@ def _record_end(records: Records, job: JobRecord, done: JobOutcome) -> None:
 
 
 def terminate(records: Records, record: JobRecord, *, within_seconds: float = TERMINATE_SECONDS) -> str:
-    """The job does not run any more; return a sentence that says what was done."""
+    """End a job by SIGTERM, or SIGKILL if it does not end in time; return a sentence about it."""
     if record.is_over:
         return f"{record.id} has ended already: {record.phase}"
     if record.process.pid and not record.process.is_here:
@@ -326,7 +326,7 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
     except OSError:
         descriptor = -1
     try:
-        # The descriptor stays the process's own: when that is still the job's, no other process can be hit any more.
+        # A pidfd refers to one process even if its number is reused, so no other process can be signalled.
         if descriptor < 0 or not record.process.is_alive:
             return f"{record.id}: its process was gone already"
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
@@ -349,7 +349,7 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
 
 
 def _claim(job: Job, records: Records, events: JobEvents) -> JobRecord | None:
-    """Record the job as waiting, in this process; return its record instead when it has succeeded already."""
+    """Record the job as pending in this process; if it has succeeded already, return its record."""
     if job.terminate:
         for other in records.all():
             if not other.is_over:

@@ -1,8 +1,8 @@
-"""A job as YAML of kind SampleJob, with the fields of the original, and what it comes to: resolved once, and used so to its end.
+"""Parse documents of kind SampleJob, whose fields are those of PaddlePaddle's operator, and resolve them.
 
 ::
 
-    document ── parse_job ─→ JobDocument: as it was asked for ── resolve_job ─→ Job: its set, its places, its options
+    document ── parse_job ─→ JobDocument: the fields ── resolve_job ─→ Job: its set, places and options
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _COUNTED_FROM_0: Final = Condition(
 
 
 class _Rooted(Fields, frozen=True, kw_only=True):
-    """Options of a job on one place. A detached job runs in a directory of its own: its paths are absolute."""
+    """Options of a job on one place. Paths are absolute, because a detached job runs in another directory."""
 
     requires: ClassVar[tuple[Condition, ...]] = (_ABSOLUTE_URL,)
 
@@ -117,7 +117,7 @@ class RmrFields(_Rooted, frozen=True, kw_only=True):
     """Options of an rmr."""
 
     one_file_system: bool = msgspec.field(name="one-file-system", default=True)
-    relative: bool = True  # both kinds of paths are taken for what they are
+    relative: bool = True  # Ignored: absolute and relative paths are distinguished by their first character.
 
 
 class ClearFields(_Rooted, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ _Patterns = Annotated[
 
 
 class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
-    """Options of a sync; those that ``SyncOptions`` has too have the same names."""
+    """Options of a sync, named as those of ``SyncOptions`` if both exist."""
 
     source: str = ""
     destination: str = ""
@@ -155,7 +155,7 @@ class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
     worker: Annotated[Unused, schema(type="string", maxLength=4096)] | None = None
 
     def __post_init__(self) -> None:
-        # Records and lists show them.
+        # Records and lists show the places.
         require_no_credentials(self.source, ".source")
         require_no_credentials(self.destination, ".destination")
         for name in ("exclude", "include"):
@@ -171,7 +171,7 @@ _OPTIONS: Final[Mapping[str, Any]] = {SYNC: SyncFields, WARMUP: WarmupFields, RM
 
 
 def _only_of(kind: str) -> Condition:
-    """Return the condition that options are those of the job's type."""
+    """Return the condition that only jobs of a type have its options."""
     return Condition(
         f".{kind}Options",
         f": only jobs of type {kind} have {kind}Options",
@@ -210,7 +210,7 @@ SAME_SET: Final = Condition(
     "(has(self.sampleSetRef) ? self.sampleSetRef.name : '') == "
     "(has(oldSelf.sampleSetRef) ? oldSelf.sampleSetRef.name : '')",
 )
-"""Of a change in a cluster; true of a PaddleJob, too."""
+"""Condition for updates in a cluster. Applies to PaddleJobs too."""
 
 
 class JobFields(Fields, frozen=True, kw_only=True):
@@ -248,13 +248,13 @@ class JobFields(Fields, frozen=True, kw_only=True):
 
     @property
     def own(self) -> SyncFields | WarmupFields | RmrFields | ClearFields:
-        """The options of its type."""
+        """Options for the job's type."""
         given: SyncFields | WarmupFields | RmrFields | ClearFields | None = getattr(self, f"{self.type}_options")
         return given or _OPTIONS[self.type]()
 
     @property
     def sample_set(self) -> str:
-        """Name of the set that it is done for; empty: none."""
+        """Name of the sample set, or empty."""
         return self.sample_set_ref if isinstance(self.sample_set_ref, str) else self.sample_set_ref.name
 
     @property
@@ -272,7 +272,7 @@ class JobFields(Fields, frozen=True, kw_only=True):
 
 
 class JobDocument(Envelope, frozen=True, kw_only=True):
-    """The whole document."""
+    """Document of kind SampleJob."""
 
     spec: JobFields
     status: Unused | None = None
@@ -280,21 +280,21 @@ class JobDocument(Envelope, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job that is ready to be done: nothing of it is looked up again.
+    """Resolved job.
 
     Attributes:
-        name: Of the job, and of its record.
+        name: Name of the job and of its record.
         type: ``sync``, ``warmup``, ``rmr`` or ``clear``.
-        terminate: Jobs of the set that are queued or running are ended first.
-        sample_set: The set that it is done for; None: none.
-        settings: Of the node of the set, but for the home; without a set those in force.
-        places: The place that it is done to; of a sync the source and the target.
-        fills_origin: It is a sync that gives the set's origin all that its source has.
+        terminate: True to end pending and running jobs of the set first.
+        sample_set: The set, or None.
+        settings: Settings of the set's node except for the home; without a set, those in force.
+        places: The place of the job; for a sync, source and target.
+        fills_origin: True for a sync from the set's source to its origin.
         sync: Options of a sync.
         warmup: Options of a warm-up.
-        paths: Of rmr and clear.
-        one_file_system: Of rmr: what is mounted below stays.
-        document: The ``spec`` as it was written.
+        paths: Paths for rmr and clear.
+        one_file_system: For rmr, True to keep the contents of mounts.
+        document: The ``spec`` as written.
     """
 
     name: str
@@ -312,18 +312,18 @@ class Job:
 
     @property
     def set_name(self) -> str:
-        """Name of the set; empty: none."""
+        """Name of the set, or empty."""
         return "" if self.sample_set is None else self.sample_set.name
 
 
-# ---------------------------------------------------------------- as it was written
+# ---------------------------------------------------------------- parsing
 
 
 def parse_job(document: Document) -> JobDocument:
-    """Return what a document asks for.
+    """Decode a document of kind SampleJob.
 
     Raises:
-        SpecError: A field is unknown, missing or of another type; the message has its path.
+        SpecError: A field is unknown, missing or of another type. The message contains its path.
     """
     kind, version = kind_of(document, {KIND: API_VERSION, "SampleSet": API_VERSION})
     if kind != KIND or version != API_VERSION:
@@ -346,37 +346,37 @@ def _patterns(given: tuple[str, ...] | str) -> tuple[str, ...]:
 
 
 def _rules(own: SyncFields, written: Document) -> tuple[Rule, ...]:
-    """Return patterns in the order in which ``exclude`` and ``include`` were written."""
+    """Return the patterns of ``exclude`` and ``include`` in the order of the document."""
     order = [name for name in written if name in ("exclude", "include")]
     return tuple(Rule(pattern, name == "exclude") for name in order for pattern in _patterns(getattr(own, name)))
 
 
-# ---------------------------------------------------------------- resolved
+# ---------------------------------------------------------------- resolving
 
 
 def parse_spec(document: Document) -> JobFields:
-    """Return what the fields of a ``spec`` ask for; raises as ``parse_job``."""
+    """Decode the ``spec`` of a job. Raises as ``parse_job``."""
     return decode(document, JobFields, "spec")
 
 
 def resolve_job(name: str, spec: JobFields, document: Document, config: Config) -> Job:
-    """Return the job that is asked for, with its set and its places as they are now.
+    """Resolve the set, the places and the options of a job.
 
     Args:
-        name: Of the job.
-        spec: What its document asks for.
-        document: The ``spec`` as it was written.
-        config: Settings; their home has the sets.
+        name: Name of the job.
+        spec: The decoded ``spec``.
+        document: The ``spec`` as written.
+        config: Settings, whose home contains the sets.
 
     Raises:
-        SpecError: A pattern is none.
-        SampleSetNotFoundError: There is no such set.
-        JobSpecError, UnknownSchemeError, ConfigError: It has a schedule, or a place cannot be one of this job.
+        SpecError: The place of a sync is invalid.
+        SampleSetNotFoundError: No such set exists.
+        JobSpecError, UnknownSchemeError, ConfigError: The job has a schedule, or a place is not possible for its type.
     """
     if spec.schedule is not None:
         raise JobSpecError(_NO_SCHEDULE)
     found = find(spec.sample_set, config) if spec.sample_set else None
-    settings = config if found is None else found.settings(config)  # with its credentials
+    settings = config if found is None else found.settings(config)
     own = spec.own
     options: dict[str, Any]
     if isinstance(own, SyncFields):
@@ -393,7 +393,7 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
         type=spec.type,
         terminate=spec.terminate,
         sample_set=found,
-        settings=replace(settings, home=config.home),  # it remembers what was mounted, for all syncs
+        settings=replace(settings, home=config.home),  # All syncs share one record of mounts.
         document=document,
         **options,
     )
@@ -426,20 +426,20 @@ def _warmup_options(own: WarmupFields) -> WarmupOptions:
 
 
 def _same_named(own: Fields, kind: type) -> dict[str, Any]:
-    """Return the values of fields that a structure of options has under the same name."""
+    """Return the values of the fields that ``kind`` has too, by name."""
     return {one.name: getattr(own, one.name) for one in fields(kind) if hasattr(own, one.name)}
 
 
 def _locate_end(uri: str, settings: Config, found: SampleSet | None) -> Place:
-    """Return an end of a sync: documents have the original's spellings, too.
+    """Resolve a place of a sync, also in PaddlePaddle's notation.
 
     Raises:
-        JobSpecError: They say which server it is on, and the settings name another: buckets of the same name are many.
+        JobSpecError: The URI contains an endpoint that differs from the settings, which could name another bucket.
     """
     place = locate(uri, "the place of a sync")
     if place.endpoint and endpoint_of(place.url, settings).rstrip("/") != place.endpoint.rstrip("/"):
         raise JobSpecError(
-            f"{uri} is {place.url} at {place.endpoint}, which is not where {place.url} would be looked for: say so with "
-            f'"endpoint": "{place.endpoint}" for it in {settings.home / FILE}, or with AWS_ENDPOINT_URL'
+            f"{uri} is {place.url} at {place.endpoint}, but the settings use another endpoint for {place.url}: set "
+            f'"endpoint": "{place.endpoint}" for it in {settings.home / FILE}, or set AWS_ENDPOINT_URL'
         )
     return Place(url=require_root(place.url), settings=settings, sample_set=found)

@@ -1,14 +1,14 @@
-"""Copying what one place has and another has not; ``prefeed sync``.
+"""Copy the objects that a target lacks from a source. Implements ``prefeed sync``.
 
 ::
 
     source, in key order ─┐
-                          ├─ side by side ─→ same: skipped ─ else: copied, verified ──┐
-    target, in key order ─┘        └──────→ only at the target: put by                │
-                             all copied, all looked at, all mounts as they were ─→ deleted
+                          ├─ merge ─→ same: skipped ─ different: copied, verified ──┐
+    target, in key order ─┘      └──→ only at the target: stored in ``extra``       │
+                             all copied, all listed, all mounts unchanged ─→ deleted
 
-Nothing is recorded beside the data: what is there says what it is a copy of, and each run compares again. So a run that
-was killed is resumed by running it again. What was mounted below the source is recorded in the home (``mounted``).
+Each run compares source and target again and stores no state next to the data. To resume a killed run, run it again. Mounts below the
+source are recorded in the home (``transfer.mounted``), because data that is not mounted must not look deleted.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from prefeed.transfer.patterns import Rules
 from prefeed.transfer.places import Root, Target, TargetSink, open_root, open_target
 
 MOST_FAILURES: Final = 10_000
-"""Objects that cannot be copied before the rest is not tried."""
+"""Number of failed objects after which a sync gives up."""
 
 _CHUNK: Final = 256
 _CHUNKS_AHEAD: Final = 16
 
 _Task = tuple[Entry, bool]
-"""What is to be copied, and whether only if its bytes differ from those that are there."""
+"""An object to copy, and True if only different contents need a copy."""
 
 
 def sync(
     source: str, target: str, options: SyncOptions, config: Config, events: SyncEvents | None = None
 ) -> SyncResult:  # fmt: skip
-    """The target has what the source has, as far as the options say; what was there and the same is left alone.
+    """Copy new and changed objects from a source to a target, as the options specify.
 
-    Safe against a kill at any instant: an object is at the target whole or not at all, and the next run resumes.
+    Can be killed at any time: objects are written atomically, and the next run resumes.
 
-    **Blocking**: until it is done. **Threads**: starts its own and ends them; events come in the caller's.
+    **Blocking**: until all is copied. **Threads**: starts and ends its own. Events are called in the caller's thread.
 
     Args:
         source: A directory, or URL of s3://, gs://, az://, http(s):// or sampleset://.
         target: A directory, or URL of s3://, gs://, az:// or sampleset://.
-        options: What to do.
-        config: Settings; credentials are looked up below its home.
-        events: Who is told how far it is.
+        options: Options of the sync.
+        config: Settings, whose home contains the credentials.
+        events: Callbacks for progress and notes.
 
     Raises: As ``sync_between``, and as ``places.locate_place``.
     """
@@ -73,12 +73,12 @@ def sync(
 def sync_between(
     source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
 ) -> SyncResult:  # fmt: skip
-    """As ``sync``, of places that were looked up already.
+    """Sync two resolved places. See ``sync``.
 
     Raises:
-        JobSpecError: These places or options cannot be, and nothing was done.
-        SourceError, JobError: A place cannot be listed at all, or nothing more can be written; copied files stay, and
-            nothing was deleted.
+        JobSpecError: The places or options are not possible. Nothing was done.
+        SourceError, JobError: A place cannot be listed, or nothing more can be written. Copied files are kept, and nothing was
+            deleted.
     """
     source_root, target_root = _without_tls(source.url, options), _without_tls(target.url, options)
     refuse_overlap(source_root, target_root)
@@ -92,15 +92,15 @@ def sync_between(
         if isinstance(origin, DirectoryPlace) and isinstance(place, DirectoryPlace) and os.path.isdir(target_root):
             _keep_apart(origin, place)
         if isinstance(origin, DirectoryPlace) and options.delete_src and not options.dry:
-            _ = origin.rooted  # open from now on: what is deleted is of the directory that is listed
+            _ = origin.rooted  # Open the directory now, so that deletions apply to the directory that is listed.
         return _SyncRun(origin, place, options, config, events or SyncEvents()).run()
 
 
 def _keep_apart(origin: DirectoryPlace, place: DirectoryPlace) -> None:
-    """Neither listing goes into the other place, however it is mounted or linked there.
+    """Exclude each place from the listing of the other, even if it is mounted or linked there.
 
     Raises:
-        JobSpecError: They are one directory, under two names.
+        JobSpecError: Both places are the same directory.
     """
     if origin.rooted.identity == place.rooted.identity:
         raise JobSpecError(f"{origin.url} and {place.url} are the same directory, mounted at two places")
@@ -112,10 +112,10 @@ def _without_tls(root: str, options: SyncOptions) -> str:
 
 
 def refuse_overlap(source: str, target: str) -> None:
-    """Refuse places that lie in one another.
+    """Check that neither place contains the other.
 
     Raises:
-        JobSpecError: They do, or are the same.
+        JobSpecError: The places overlap or are the same.
     """
     lies = is_within(source, target), is_within(target, source)
     if all(lies):
@@ -134,7 +134,7 @@ def _refuse_contradictions(source: str, target: str, options: SyncOptions) -> No
     if source.startswith("http") and (options.update or options.delete_src):
         what = "--update needs the times of objects" if options.update else "--delete-src removes"
         raise JobSpecError(
-            f"{what}, and {source} is a web server, which {'tells none' if options.update else 'cannot'}"
+            f"{what}, and {source} is a web server, which does not {'send them' if options.update else 'delete'}"
         )
     if options.update and options.force_update:
         raise JobSpecError(
@@ -149,7 +149,7 @@ def _refuse_contradictions(source: str, target: str, options: SyncOptions) -> No
 
 
 class _SyncRun:
-    """One run, in the caller's thread. Counts are written by the thread that lists, and read anywhere."""
+    """One run of a sync, in the caller's thread. The listing thread updates the counts, and any thread reads them."""
 
     def __init__(self, origin: Root, place: Target, options: SyncOptions, config: Config, events: SyncEvents) -> None:
         self._origin, self._place = origin, place
@@ -186,10 +186,10 @@ class _SyncRun:
             self._record_originals(lost, is_whole=not lost and result.is_complete)
         return replace(result, seconds=time.monotonic() - self._started)
 
-    # ---------------------------------------------------------------- what is to be done
+    # ---------------------------------------------------------------- comparing
 
     def _tasks(self, extra: Spool, done: Spool) -> Iterator[_Task]:
-        """Yield what is to be copied; put by what is at the target alone, and what may go from the source."""
+        """Yield the objects to copy. Add those only at the target to ``extra``, and those to delete at the source to ``done``."""
         theirs = self._place.list_target(self._rules)
         for our, their in self._copyable(merge_listings(self._list_source(), theirs)):
             if our is None:
@@ -211,10 +211,10 @@ class _SyncRun:
     def _copyable(
         self, pairs: Iterable[tuple[Entry | None, Entry | None]]
     ) -> Iterator[tuple[Entry | None, Entry | None]]:
-        """Yield the pairs without objects of the source that cannot be at the target, which are counted.
+        """Yield the pairs, except for source objects that the target cannot store, which are counted.
 
-        An object may have the name of a directory of others. That shows when the first of those is listed, so an object is held back
-        while names that begin with its name follow.
+        For example, an object may have the same name as the directory of other objects. This is known when the first of those is
+        listed, so an object is held back while names with its name as a prefix follow.
         """
         has_directories = isinstance(self._place, DirectoryPlace) and not isinstance(self._origin, DirectoryPlace)
         held: list[tuple[Entry, Entry | None]] = []
@@ -237,10 +237,10 @@ class _SyncRun:
         self._left_out.warn(self._origin.url, what=f"copied to {self._place.url}")
 
     def _list_source(self) -> Iterator[Entry]:
-        """Yield what the source lists; a listing that breaks off in the middle ends there, and that is put by.
+        """Yield the objects of the source. If the listing breaks off, end early and record the failure.
 
         Raises:
-            SourceError: It lists nothing at all.
+            SourceError: The listing fails before the first object.
         """
         try:
             yield from self._origin.list_in_order(self._rules)
@@ -252,7 +252,7 @@ class _SyncRun:
             )
 
     def _check_case(self, path: str) -> None:
-        """Where ``A`` and ``a`` are one name, the second would overwrite the first, which may be deleted at the source then."""
+        """Check for names that differ only in case, if the target ignores case and would overwrite the first."""
         if self._folded is None:
             return
         other = self._folded.setdefault(path.casefold(), path)
@@ -265,13 +265,13 @@ class _SyncRun:
     def _task_of(self, our: Entry, their: Entry | None) -> _Task | None:
         options = self._options
         if their is None and options.update and isinstance(self._place, DirectoryPlace) and self._place.hides(our.path):
-            return None  # a newer one may be there, and could not be looked at
+            return None  # The target may have a newer object that could not be listed.
         if their is None or options.force_update:
             return our, False
         is_same = self._place.is_same(our, their)
         if options.update and their.is_file and not is_newer(our, their) and not is_same:
-            return None  # other bytes that are not older: theirs stay
-        # Nothing is deleted that is only believed to be there: --delete-src reads what was not copied just now.
+            return None  # The target's object differs and is not older, so it stays.
+        # --delete-src compares contents, because equal times and sizes do not prove that the copy is identical.
         if is_same and not options.delete_src:
             return None
         return our, is_same
@@ -310,7 +310,7 @@ class _SyncRun:
         )
 
     def _was_removed(self, failure: CopyFailure) -> bool:
-        """Return whether it is about a file that was removed after it was listed, which is no failure of a copy."""
+        """Return True if the file was removed after the listing, which does not count as a failure."""
         if failure.code != ObjectNotFoundError.code or not isinstance(self._origin, DirectoryPlace):
             return False
         return self._origin.was_removed(failure.path)
@@ -363,10 +363,10 @@ class _SyncRun:
                 self._events.would("copy", self._origin.source().locate(entry.path))
         return CopySummary(num_copied=count, bytes_copied=self._bytes_to_copy, failures=(), full=None, seconds=0.0)
 
-    # ---------------------------------------------------------------- what is not known
+    # ---------------------------------------------------------------- listing failures and mounts
 
     def _listing_failures(self) -> list[CopyFailure]:
-        """Return what the listings could not tell, and mounts that came or went meanwhile."""
+        """Return the paths that could not be listed, and the mounts that changed during the run."""
         found = [] if self._unlisted is None else [self._unlisted]
         for place in (self._origin, self._place):
             if not isinstance(place, DirectoryPlace):
@@ -380,12 +380,13 @@ class _SyncRun:
         return sum(place.num_problems - len(place.problems) for place in places)
 
     def _lost_originals(self, extra: Spool) -> dict[str, CopyFailure]:
-        """Return, by path below the source, what is to be deleted and may only not be mounted there."""
+        """Return failures, by path below the source, for copies whose originals may only be unmounted."""
         if not isinstance(self._origin, DirectoryPlace):
             return {}
         mounts, before = self._origin.mounts, self._record.before[SOURCE]
         gone = {path for path, point in before.items() if mounts.points.get(path) != point}
-        empty = set() if self._options.one_file_system else mounts.empty  # else they were not looked into
+        # With one_file_system, mounts were not entered, so it is unknown whether they are empty.
+        empty = set() if self._options.one_file_system else mounts.empty
         below = first_below((one.path for one in extra), gone | empty)
         return {
             path: self._lost_failure(path, first, before[path] if path in gone else "") for path, first in below.items()
@@ -403,7 +404,7 @@ class _SyncRun:
         )
 
     def _lost_copies(self) -> list[CopyFailure]:
-        """Return which mounts of the target are missing: what was copied to them is not there, and what is copied now will be hidden."""
+        """Return failures for missing mounts of the target, which hide earlier copies and will hide those of this run."""
         if not isinstance(self._place, DirectoryPlace):
             return []
         now = self._place.mounts.points
@@ -418,12 +419,12 @@ class _SyncRun:
         ]
 
     def _is_listed(self, path: str) -> bool:
-        """Return whether listings come by a directory."""
+        """Return True if the rules include a directory in listings."""
         rules = self._rules
         return not path or (all(map(rules.takes_below, (path, *parents_of(path)))) and not rules.is_past_end(path))
 
     def _record_originals(self, lost: Collection[str], *, is_whole: bool) -> None:
-        """Record what is mounted below the source; what was is forgotten when nothing at the target depends on it."""
+        """Record the mounts below the source. Earlier mounts are dropped if no copy at the target depends on them."""
         if self._options.dry or not isinstance(self._origin, DirectoryPlace):
             return
         is_settled = is_whole and self._options.delete_dst and not self._options.start and not self._options.end
@@ -436,7 +437,7 @@ class _SyncRun:
     # ---------------------------------------------------------------- deleting
 
     def _delete(self, result: SyncResult, extra: Spool, done: Spool, lost: list[CopyFailure]) -> SyncResult:
-        """Delete what is to go, now that all was copied; nothing when something was not, or is not known."""
+        """Delete objects at the target and the source, only if everything was copied and listed."""
         result = _with_failures(result, [*lost, *self._unknown_mounts()])
         if not result.is_complete:
             self._events.note("nothing was deleted, because some objects could not be copied or checked")
@@ -466,20 +467,20 @@ class _SyncRun:
         return result
 
     def _unknown_mounts(self) -> list[CopyFailure]:
-        """Return why nothing may be deleted where the kernel does not tell mounts apart."""
+        """Return failures for places whose mounts the kernel does not report, so that deleting is unsafe."""
         if self._options.one_file_system is False:
             return []
         return [
             _mount_failure(
                 "",
-                f"{place.url}: nothing was deleted, because the kernel does not say what is mounted there (statx of Linux 5.8, or "
+                f"{place.url}: nothing was deleted, because the kernel does not report mounts there (statx of Linux 5.8, or "
                 "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
             )
             for place in (self._origin, self._place) if isinstance(place, DirectoryPlace) and not place.mounts.is_known
         ]  # fmt: skip
 
     def _deletable(self, extra: Iterable[Entry]) -> Iterator[Entry]:
-        """Yield what the source does not have, and may have: with ``one_file_system`` not what is below mounts, on either side."""
+        """Yield the extra objects. With ``one_file_system``, exclude those below a mount of either side."""
         points: set[str] = set()
         if self._options.one_file_system:
             for place in (self._origin, self._place):
@@ -487,7 +488,7 @@ class _SyncRun:
         return (one for one in extra if not is_below(one.path, points))
 
     def _delete_originals(self, done: Spool) -> tuple[int, list[CopyFailure]]:
-        """As ``_delete_from``, of what the target has."""
+        """Delete the objects at the source that have an identical copy at the target. See ``_delete_from``."""
         kept: list[CopyFailure] = []
 
         def safe() -> Iterator[Entry]:
@@ -511,13 +512,13 @@ class _SyncRun:
             except OSError as err:
                 return f"it cannot be looked at: {err.strerror}"
             if original is None:
-                return ""  # somebody else has removed it
-        return place.why_not_copied(one, original, folds_case=self._folded is not None)
+                return ""  # Another process removed the original.
+        return place.why_not_kept(one, original, folds_case=self._folded is not None)
 
     def _delete_from(
         self, place: Root, listed: Iterable[Entry], *, keep: Collection[str] = ()
     ) -> tuple[int, list[CopyFailure]]:
-        """Return how many went, and what did not; ``keep``: names in lower case that others have by now."""
+        """Delete objects except those in ``keep``, the case-folded names of copies; return their number and the failures."""
         num_deleted, failures = 0, []
         if self._options.dry:
             for one in listed:
@@ -536,10 +537,10 @@ class _SyncRun:
         return CopyFailure(path=one.path, code="not-deleted", message=f"{where} was not deleted: {reason}")
 
     def _remove_directories(self) -> None:
-        """With ``dirs``: directories that the source does not have go, if nothing is in them."""
+        """With ``dirs``, remove empty directories of the target that the source does not have."""
         place, origin = self._place, self._origin
         if self._options.dry or not self._options.dirs or self._options.start or self._options.end:
-            return  # behind the last key the source was not looked at
+            return  # The source was not listed outside of the given keys.
         if isinstance(place, DirectoryPlace) and isinstance(origin, DirectoryPlace):
             wanted = set(origin.directories)
             not_entered = origin.mounts.points.keys() - {""} if self._options.one_file_system else set()
@@ -579,7 +580,7 @@ def _with_failures(result: SyncResult, failures: list[CopyFailure], *, num_more:
 
 
 def _to_chunks(tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
-    """Yield what comes in pieces: a queue between two threads costs as much for one as for many."""
+    """Yield the tasks in chunks, because passing one task between threads takes as long as passing many."""
     chunk: list[_Task] = []
     for task in tasks:
         chunk.append(task)

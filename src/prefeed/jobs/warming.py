@@ -1,4 +1,4 @@
-"""Filling the tiers of a node with a data set, in an order; ``prefeed warm``."""
+"""Fill the tiers of a node with a data set or one object, for ``prefeed warm``. Start with ``warm_up``."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ SEQUENCE, RANDOM = "sequence", "random"
 STRATEGIES: Final = (SEQUENCE, RANDOM)
 
 _MAX_SERVERS: Final = 3
-"""Servers that may die under one warm-up before it is given up."""
+"""Number of servers that a warm-up tries, if one after another dies."""
 
 Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupOptions:
-    """What to fetch, and in which order.
+    """Objects to fetch, and their order.
 
     Attributes:
-        paths: Objects, and directories of them; none: everything.
-        strategy: ``sequence``: in the order of ``file``, ``paths`` or names; ``random``: in one drawn from ``seed``.
-        seed: Of the random order: the same on every node gives the parts that fit together.
-        partitions: Nodes that share the work; of the order each takes every so manieth.
-        partition: Which of them this is, from 0.
-        file: A file with the paths of objects, one a line, in place of ``paths``; None: there is none.
-        threads: Most objects under way at a time; None: as many as the origin takes.
+        paths: Objects and directories; empty for all objects.
+        strategy: ``sequence`` for the order of ``file``, ``paths`` or names; ``random`` for one drawn from ``seed``.
+        seed: Seed of the random order, which must be the same on all nodes that share the work.
+        partitions: Number of nodes that share the work. Each fetches every ``partitions``-th object of the order.
+        partition: Number of this node, from 0.
+        file: File with the paths of objects, one per line, instead of ``paths``; None without a file.
+        threads: Maximum number of concurrent objects; None to adapt to the origin.
     """
 
     paths: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class WarmupOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmEvents:
-    """Who is told, in the caller's thread."""
+    """Callbacks of a warm-up, called in the caller's thread."""
 
     listing: ListingProgress = lambda _objects, _bytes: None
     progress: Callable[[WarmResult], None] = lambda _: None
@@ -66,15 +66,15 @@ class WarmEvents:
 
 
 def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = None) -> WarmResult:
-    """The node has in its tiers what was asked for, as far as there is room; what was there stays and counts.
+    """Fetch objects into the node's tiers until all are cached or the tiers are full.
 
-    A server that dies is started again, and the warm-up resumes with objects that are not there yet.
+    If the server dies, another one is started, and the warm-up resumes with the missing objects.
 
-    **Blocking**: until it is done.
+    **Blocking**: until the warm-up has ended.
 
     Raises:
-        JobSpecError: Options that cannot be, or a path that is not there.
-        SourceError: The origin cannot be listed.
+        JobSpecError: The options are invalid, or a path is not below the root.
+        SourceError: The origin cannot be listed, or has no object at a path.
         ServerUnavailableError: No server can be reached or started, or several died.
     """
     _check_options(options)
@@ -85,24 +85,24 @@ def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = No
         try:
             with NodeClient.connect(settings) as client:
                 opened = client.open_dataset(place.url, listing_age=listing_age, listing=events.listing)
-                listing_age = math.inf  # another server uses the listing of this one
+                listing_age = math.inf  # After a restart, use the same listing.
                 manifest = Manifest.open(opened.manifest_dir)
                 manifest.left_out.warn(manifest.url)
                 return _warm(client, opened.dataset, fetch_order(manifest, options), options, events)
         except ServerUnavailableError:
             if is_last:
                 raise
-            events.note("the node server is gone: the warm-up resumes with another one")
+            events.note("the node server died: the warm-up resumes with another one")
     raise AssertionError
 
 
 def warm_object(url: str, config: Config, events: WarmEvents | None = None) -> WarmResult:
-    """Fetch one object, in blocks as ``prefeed.open`` reads it; its URL may have a query, as a presigned one has.
+    """Fetch one object into the node's tiers, in the blocks that ``prefeed.open`` reads.
 
-    **Blocking**: until it is done.
+    The URL may have a query, for example that of a presigned URL. **Blocking**: until all blocks are fetched.
 
     Raises:
-        SourceError: The origin has no such object, or refuses it.
+        SourceError: The origin has no such object, or refuses access.
         ServerUnavailableError: No server can be reached or started.
     """
     blocks = Blocks(config)
@@ -126,16 +126,16 @@ def _warm(client: NodeClient, dataset: int, ids: Ids, options: WarmupOptions, ev
     try:
         return client.warm_in_order(dataset, name, max_in_flight=options.threads or 0, progress=events.progress)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # the server has taken it
+        with contextlib.suppress(FileNotFoundError):  # The server has already removed the file.
             os.unlink(name)
 
 
 def fetch_order(manifest: Manifest, options: WarmupOptions) -> Ids:
-    """Return the objects to fetch, in order: ids, shape (num_objects,), each once.
+    """Return the ids of the objects to fetch, in order and without duplicates, shape (num_objects,).
 
     Raises:
-        JobSpecError: A path or a line is not below the root.
-        EmptyListingError: There is nothing at a path.
+        JobSpecError: A path or a line is not below the root, or the file cannot be read.
+        EmptyListingError: A path does not exist.
     """
     if options.file is not None:
         ids = _read_list(manifest, options.file)
@@ -191,8 +191,8 @@ def _check_options(options: WarmupOptions) -> None:
         raise JobSpecError(f"a warm-up has the strategy {' or '.join(STRATEGIES)}, not {options.strategy!r}")
     if options.partitions < 1 or not 0 <= options.partition < options.partitions:
         raise JobSpecError(
-            f"there is no partition {options.partition} of {options.partitions}: partitions are counted from 0, the last of "
-            f"{options.partitions} is {options.partitions - 1}"
+            f"partition {options.partition} is out of range: {options.partitions} partitions have the numbers 0 to "
+            f"{options.partitions - 1}"
         )
     if options.threads is not None and options.threads < 1:
         raise JobSpecError(f"--threads must be at least 1: {options.threads}")
