@@ -336,8 +336,8 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._event = threading.Event()
-        self._attached = plans._attached
-        monkeypatch.setattr(plans, "_attached", self._pass)
+        self._attached = plans._connect
+        monkeypatch.setattr(plans, "_connect", self._pass)
 
     def _pass(self, dataset: Any, config: Config) -> Any:
         assert self._event.wait(120)
@@ -390,18 +390,18 @@ def test_a_server_that_really_starts(root: Path, sandbox: Sandbox, monkeypatch: 
     """Objects below the root are listed here meanwhile; the server follows this listing."""
     set_limits(monkeypatch, start_ahead=True)
     with prefeed.Plan(root, order()) as plan:
-        plan.reader._follower.wait()
+        plan.reader._future.wait()
         assert [plan.read(index) for index in order()] == [content(index) for index in order()]
         assert wait_until(lambda: num_reads(plan) == NUM, timeout_seconds=60)
     assert len(servers_of(sandbox)) == 1
     with prefeed.Plan(root, order()) as again:  # it listens
-        assert again.reader._follower.is_decided
+        assert again.reader._future.is_resolved
 
 
 def test_what_is_left_of_a_plan() -> None:
     """Objects by their number: item 0 has two, item 1 none, items 2 and 3 one each, item 4 two."""
     ids, counts = np.array([5, 6, 7, 5, 7, 8]), np.array([2, 0, 1, 1, 2])
-    left = partial(plans._left, ids, counts)
+    left = partial(plans._remaining, ids, counts)
     cases: list[tuple[list[int], int, tuple[list[int], list[int]]]] = [
         ([], 0, (ids.tolist(), counts.tolist())),
         ([5], 0, ([6, 7, 5, 7, 8], [1, 0, 1, 1, 2])),
@@ -444,7 +444,7 @@ def test_a_process_that_was_forked_before_reads_for_the_plan(root: Path, gate: G
             pipe.send(0)
             assert pipe.recv() == content(0)
             gate.open()
-            assert wait_until(lambda: plan.reader._follower.is_decided, timeout_seconds=60)
+            assert wait_until(lambda: plan.reader._future.is_resolved, timeout_seconds=60)
             for index in range(1, 5):
                 pipe.send(index)
                 assert pipe.recv() == content(index)
@@ -474,7 +474,7 @@ def test_an_error_of_the_dataset_comes_with_the_first_use(
     monkeypatch.setattr(prefeed.datasets.Objects, "prefeed_access", fail)
     with prefeed.Plan(root, order()) as plan:
         gate.open()
-        plan.reader._follower.wait()
+        plan.reader._future.wait()
         with pytest.raises(RuntimeError, match="a defect"):
             plan.extend([1])
         plan.extend([1])
@@ -489,7 +489,7 @@ def test_no_server_can_be_started(root: Path, gate: Gate, monkeypatch: pytest.Mo
     gate.open()
     monkeypatch.setattr(plans.NodeClient, "connect", refuse)
     with prefeed.Plan(root, order()) as plan:
-        plan.reader._follower.wait()
+        plan.reader._future.wait()
         assert plan.read(1) == content(1)
         assert "without a server" in repr(plan)
         assert pickle.loads(pickle.dumps(plan.reader)).read(2) == content(2)

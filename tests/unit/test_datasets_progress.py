@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from prefeed.datasets.origin import _listing
+from prefeed.datasets.origin import _show_listing
 
 
 class Terminal(io.StringIO):
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 def shown(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO | None) -> str:
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
-    with _listing("http://host/data/") as listing:
+    with _show_listing("http://host/data/") as listing:
         listing(1234, 5)
     return "" if stderr is None else stderr.getvalue()
 

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import ConcatDataset, Dataset, random_split
 
 import prefeed
-from prefeed.datasets.origin import OfOrigin
+from prefeed.datasets.origin import OriginDataset
 from prefeed.map_style import MapStyle
 
 
@@ -27,7 +27,7 @@ def test_they_are_datasets_of_torchs() -> None:
     both: Any = dataset + prefeed.mapped(dataset, str)
 
     assert isinstance(dataset, Dataset)
-    assert all(issubclass(cls, Dataset) for cls in (OfOrigin, prefeed.CachedDataset))
+    assert all(issubclass(cls, Dataset) for cls in (OriginDataset, prefeed.CachedDataset))
     assert isinstance(both, ConcatDataset)
     assert (both[9], both[19]) == (81, "81")
     assert [len(part) for part in random_split(dataset, [0.3, 0.7])] == [3, 7]

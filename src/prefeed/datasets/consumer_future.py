@@ -1,6 +1,6 @@
 """Who follows a plan: known when the plan is made, or later, where the server has to start first.
 
-Plan ─thread: connects, the server starts─→ Follower ←looks, before each read─ readers, also in forked children
+Plan ─thread: connects, the server starts─→ ConsumerFuture ←looks, before each read─ readers, also in forked children
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from xxhash import xxh3_64_intdigest
 
 from prefeed.client.dataset import NodeDataset
 
-Followed = tuple[NodeDataset, int]
+ConsumerRef = tuple[NodeDataset, int]
 """The dataset on the node, and the number of the plan's consumer."""
 
 _MEMORY_BYTES: Final = 64 * 1024
 _HEAD_BYTES: Final = 16
 
 
-class Follower:
+class ConsumerFuture:
     """Who follows a plan, once that is known; nobody, where no server can be reached.
 
     **Threads and processes**: decided once, in any thread of the process that made it; read in any thread, and in processes forked
@@ -31,22 +31,22 @@ class Follower:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._decided = threading.Event()
-        self._found: Followed | None = None
+        self._resolved = threading.Event()
+        self._found: ConsumerRef | None = None
         self._memory: mmap.mmap | None = mmap.mmap(-1, _MEMORY_BYTES)
 
     @classmethod
-    def of(cls, found: Followed | None) -> Follower:
+    def resolved(cls, found: ConsumerRef | None) -> ConsumerFuture:
         """Return one that is decided, without memory."""
-        follower = cls.__new__(cls)
-        follower._pid, follower._decided = os.getpid(), threading.Event()
-        follower._found, follower._memory = found, None
-        follower._decided.set()
-        return follower
+        future = cls.__new__(cls)
+        future._pid, future._resolved = os.getpid(), threading.Event()
+        future._found, future._memory = found, None
+        future._resolved.set()
+        return future
 
-    def decide(self, found: Followed | None) -> None:
+    def resolve(self, found: ConsumerRef | None) -> None:
         """From now on this one follows; None: nobody does. Does nothing when it was decided before."""
-        if self._decided.is_set():
+        if self._resolved.is_set():
             return
         memory = self._memory
         assert memory is not None
@@ -56,25 +56,25 @@ class Follower:
             memory[8:_HEAD_BYTES] = xxh3_64_intdigest(note).to_bytes(8, "little")
             memory[:8] = len(note).to_bytes(8, "little")
         self._found = found
-        self._decided.set()
+        self._resolved.set()
 
-    def get(self) -> Followed | None:
+    def get(self) -> ConsumerRef | None:
         """Return who follows; None: nobody does, or not yet."""
         if self._found is None and self._memory is not None and self._pid != os.getpid():
-            self._look(self._memory)
+            self._read_memory(self._memory)
         return self._found
 
     @property
-    def is_decided(self) -> bool:
+    def is_resolved(self) -> bool:
         """True when it will not change any more, as far as this process knows."""
-        return self._decided.is_set()
+        return self._resolved.is_set()
 
     def wait(self) -> None:
         """Wait until it is decided; a forked child does not wait, it has no thread that decides."""
         if self._pid == os.getpid():
-            self._decided.wait()
+            self._resolved.wait()
 
-    def _look(self, memory: mmap.mmap) -> None:
+    def _read_memory(self, memory: mmap.mmap) -> None:
         length = int.from_bytes(memory[:8], "little")
         note = memory[_HEAD_BYTES : _HEAD_BYTES + length]
         if (

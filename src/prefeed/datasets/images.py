@@ -12,7 +12,7 @@ import numpy.typing as npt
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import ObjectFile, OfOrigin, Origin, name_object, sample_index
+from prefeed.datasets.origin import ObjectFile, Origin, OriginDataset, name_object, sample_index
 from prefeed.errors import BadListError, EmptyListingError, ObjectNotFoundError
 from prefeed.sources.library import described_age
 from prefeed.sources.listing import ENCODING
@@ -21,7 +21,7 @@ from prefeed.sources.manifest import Manifest
 Indices = npt.NDArray[np.int64]
 
 
-class LabelledImages(OfOrigin):
+class LabelledImages(OriginDataset):
     """Images of an origin by number, each with an integer.
 
     Args:
@@ -138,7 +138,7 @@ class ImageFolder(LabelledImages):
         listing_age: float | None = None,
     ) -> None:
         origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
-        self.classes, ids, targets = _by_class(origin.manifest)
+        self.classes, ids, targets = _group_by_class(origin.manifest)
         if not self.classes:
             paths = [origin.manifest.path(index) for index in range(len(origin.manifest))]
             num_images = sum("/" not in path and path.lower().endswith(IMAGE_EXTENSIONS) for path in paths)
@@ -160,13 +160,13 @@ class ImageFolder(LabelledImages):
         )
 
 
-def _by_class(manifest: Manifest) -> tuple[list[str], Indices, Indices]:
+def _group_by_class(manifest: Manifest) -> tuple[list[str], Indices, Indices]:
     """Return classes, and object and class of each image in torchvision's order: by class, directory and name.
 
     Objects of one directory stand in order of their names; those of directories below it may stand between them.
     """
     paths = manifest.all_paths()
-    images = np.flatnonzero(_are_images(manifest))
+    images = np.flatnonzero(_find_images(manifest))
     runs: list[tuple[bytes, int, int]] = []  # directory, and which of the images: from, to
     directory, start = b"", 0
     for at, object_id in enumerate(images.tolist()):
@@ -185,7 +185,7 @@ def _by_class(manifest: Manifest) -> tuple[list[str], Indices, Indices]:
     ids = np.concatenate([empty, *(images[start:end] for _, start, end in ordered)])
     lengths = [end - start for _, start, end in ordered]
     targets = np.repeat(np.array([numbers[name] for (name, _), _, _ in ordered], np.int64), lengths)
-    return classes, _by_name_as_text(ids, targets, paths), targets
+    return classes, _sort_as_text(ids, targets, paths), targets
 
 
 def _class_and_directory(directory: bytes) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def _class_and_directory(directory: bytes) -> tuple[str, str]:
     return text.partition("/")[0], text
 
 
-def _are_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
+def _find_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
     """Return which objects lie in a class folder and are called as images are, shape (num_objects,)."""
     blob = np.frombuffer(manifest.path_blob, np.uint8)
     bounds = manifest.offsets.astype(np.int64)
@@ -216,7 +216,7 @@ def _are_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
     return result
 
 
-def _by_name_as_text(ids: Indices, targets: Indices, paths: list[bytes]) -> Indices:
+def _sort_as_text(ids: Indices, targets: Indices, paths: list[bytes]) -> Indices:
     """Return the ids in the order of their names as text: that of bytes, but for names that are not UTF-8."""
     try:
         b"".join(paths).decode()
@@ -265,16 +265,16 @@ class ImageList(LabelledImages):
     ) -> None:
         origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
         where = f"{origin.url.rstrip('/')}/{list_name}"
-        paths, targets = _parse(_read(origin, list_name), where, delimiter)
-        ids = _ids_of(paths, origin.manifest)
-        _check_all_found(ids, paths, where, origin.listing_age_seconds)
+        paths, targets = _parse_list(_read_list(origin, list_name), where, delimiter)
+        ids = _find_ids(paths, origin.manifest)
+        _require_all_found(ids, paths, where, origin.listing_age_seconds)
         super().__init__(
             origin, ids, targets, transform=transform, target_transform=target_transform, loader=loader
         )  # fmt: skip
         self.list_name = list_name
 
 
-def _read(origin: Origin, list_name: str) -> bytes:
+def _read_list(origin: Origin, list_name: str) -> bytes:
     object_id = origin.manifest.index_of(list_name)
     if object_id is None:
         raise ObjectNotFoundError(
@@ -286,7 +286,7 @@ def _read(origin: Origin, list_name: str) -> bytes:
     return origin.read(object_id)
 
 
-def _parse(text: bytes, where: str, delimiter: str | None) -> tuple[list[bytes], Indices]:
+def _parse_list(text: bytes, where: str, delimiter: str | None) -> tuple[list[bytes], Indices]:
     """Return the paths and the labels of a list."""
     paths: list[bytes] = []
     targets: list[int] = []
@@ -309,7 +309,7 @@ def _parse(text: bytes, where: str, delimiter: str | None) -> tuple[list[bytes],
     return paths, np.array(targets, dtype=np.int64)
 
 
-def _ids_of(paths: Sequence[bytes], manifest: Manifest) -> Indices:
+def _find_ids(paths: Sequence[bytes], manifest: Manifest) -> Indices:
     """Return the object of each path, -1 where there is none: one walk through both in the order of the manifest."""
     ids = np.full(len(paths), -1, dtype=np.int64)
     at = 0
@@ -321,7 +321,7 @@ def _ids_of(paths: Sequence[bytes], manifest: Manifest) -> Indices:
     return ids
 
 
-def _check_all_found(ids: Indices, paths: Sequence[bytes], where: str, age_seconds: float) -> None:
+def _require_all_found(ids: Indices, paths: Sequence[bytes], where: str, age_seconds: float) -> None:
     missing = np.flatnonzero(ids < 0)
     if len(missing):
         first = os.fsdecode(paths[missing[0]])

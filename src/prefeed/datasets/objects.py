@@ -14,14 +14,14 @@ import numpy.typing as npt
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import OfOrigin, Origin, name_object, sample_index
+from prefeed.datasets.origin import Origin, OriginDataset, name_object, sample_index
 from prefeed.errors import ObjectNotFoundError
 from prefeed.sources.blocks import object_of
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, unwrapped
 
 
-class Objects(OfOrigin):
+class Objects(OriginDataset):
     """The bytes of each object below a URL or directory, in order of their paths.
 
     Args:
@@ -50,7 +50,7 @@ class Objects(OfOrigin):
         self.decode = decode
         self.pattern = pattern
         self._origin = Origin(url_or_path, settings_of(config), listing_age=listing_age)
-        self._ids = _matching(self._origin.manifest, pattern, self._origin.url)
+        self._ids = _match(self._origin.manifest, pattern, self._origin.url)
 
     @classmethod
     def _without_node(cls, url_or_path: str | os.PathLike[str], config: Config) -> Objects:
@@ -182,7 +182,7 @@ class Objects(OfOrigin):
         return index if self._ids is None else int(self._ids[index])
 
 
-def _matching(manifest: Manifest, pattern: str, url: str) -> npt.NDArray[np.int64] | None:
+def _match(manifest: Manifest, pattern: str, url: str) -> npt.NDArray[np.int64] | None:
     if pattern == "**":
         return None
     matches = _glob_regex(pattern).fullmatch

@@ -111,24 +111,24 @@ class Origin:
             url_or_path = pack_url(url_or_path)
         self.node_config: Config | None = config if is_set else None
         self.url: str = canonical_url(url_or_path)
-        self._given = self.url if self.url.startswith("/") else veiled(os.fspath(url_or_path))
+        self._root = self.url if self.url.startswith("/") else veiled(os.fspath(url_or_path))
         self.config = config
-        self._made_with = None
+        self._access = None
         with suppress(CredentialsError):  # said by who asks the store
-            self._made_with = access_now(self._given, config)
-        self._local = _PerProcess()
+            self._access = access_now(self._root, config)
+        self._local = _ProcessSource()
         self._dataset: NodeDataset | None = None
-        self._again = Again()
+        self._retry = Again()
         self._may_use_node = not without_node
         self._is_settled = True
         age = config.listing_age if listing_age is None else parse_setting("listing_age", listing_age)
         began = time.monotonic()
         if config.enabled and not without_node:
             try:
-                with NodeClient.connect(config) as node, _listing(self.url) as listing:
+                with NodeClient.connect(config) as node, _show_listing(self.url) as listing:
                     opened = open_dataset_by_names(
                         node, os.fspath(url_or_path), config, listing_age=age, listing=listing,
-                        made_with=self._made_with,
+                        made_with=self._access,
                     )  # fmt: skip
                     self._require_same_rights(opened.dataset)
                     self._dataset, self.listed_at = opened.dataset, opened.listed_at
@@ -141,8 +141,8 @@ class Origin:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
         if self._dataset is None:
             if not without_node:
-                self._again.failed(began=began, now=time.monotonic())
-            listed = self._list_here(url_or_path, age)
+                self._retry.failed(began=began, now=time.monotonic())
+            listed = self._list_locally(url_or_path, age)
             self.manifest, self.listed_at = listed.manifest, listed.began_at
         else:
             assert not self._dataset.manifest.grows
@@ -164,11 +164,11 @@ class Origin:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_given": for_pickle(self._given)}
+        return vars(self) | {"_root": for_pickle(self._root)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._given = veiled(self._given)
+        self._root = veiled(self._root)
 
     def read(self, object_id: int) -> bytes:
         """Return the object's bytes: from the loader's reader, the process's own, or the origin."""
@@ -182,7 +182,7 @@ class Origin:
             assert self._dataset is not None
             data = process_readers.read(self._dataset, object_id)
         else:
-            source = self._local.source(lambda: open_as_made(self._given, self.config, self._made_with))
+            source = self._local.source(lambda: open_as_made(self._root, self.config, self._access))
             listed = self.manifest.listed(object_id)
             data = read_origin(source, self.manifest.path(object_id), self.config, listed=listed)
         return data if isinstance(data, bytes) else bytes(data)
@@ -204,16 +204,16 @@ class Origin:
         Of a loader's workers none starts a server: many would at once, and the loader does so when its next epoch begins.
         """
         began = time.monotonic()
-        if not self.config.enabled or not self._again.is_due(began):
+        if not self.config.enabled or not self._retry.is_due(began):
             return False
         is_worker = multiprocessing.parent_process() is not None
         try:
             with NodeClient.connect(self.config, autostart=False if is_worker else None) as node:
-                self._dataset = open_manifest_dataset(node, self._given, self.manifest, self.config, self._made_with)
+                self._dataset = open_manifest_dataset(node, self._root, self.manifest, self.config, self._access)
         except (PrefeedError, OSError):
-            self._again.failed(began=began, now=time.monotonic())
+            self._retry.failed(began=began, now=time.monotonic())
             return False
-        self._again.succeeded()
+        self._retry.succeeded()
         return True
 
     def settle(self) -> Manifest:
@@ -226,12 +226,12 @@ class Origin:
         assert self._dataset is not None
         try:
             with NodeClient.connect(self.config) as node:
-                self._dataset = settle_dataset(node, self._given, self.manifest, self.config)
+                self._dataset = settle_dataset(node, self._root, self.manifest, self.config)
             assert not self._dataset.manifest.grows
             self.manifest = self._dataset.manifest
         except (PrefeedError, OSError) as err:
             print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
-            mark = listing_mark(open_source(self._given, self.config))
+            mark = listing_mark(open_source(self._root, self.config))
             library = ManifestLibrary(self.config.home)
             self.manifest = library.settle(self.manifest, mark=mark, began_at=self.listed_at).manifest
             self._dataset = None
@@ -244,23 +244,23 @@ class Origin:
 
     def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
         """Return the dataset of this listing as the node knows it now; nothing is listed."""
-        return open_manifest_dataset(node, self._given, self.settle(), config, self._made_with)
+        return open_manifest_dataset(node, self._root, self.settle(), config, self._access)
 
-    def described(self, samples: str) -> str:
+    def describe(self, samples: str) -> str:
         """Return root, number of samples and age of the listing, for ``repr``."""
         return f"{self.url}: {samples}, listed {described_age(time.time() - self.listed_at)} ago"
 
-    def _list_here(self, url_or_path: str | os.PathLike[str], age: float) -> Listed:
+    def _list_locally(self, url_or_path: str | os.PathLike[str], age: float) -> Listed:
         try:
-            return self._list_below(self.config.home, url_or_path, age)
+            return self._list_into(self.config.home, url_or_path, age)
         except OSError as err:
             if isinstance(err, PrefeedError):
                 raise
-            return self._list_below(_temporary_home(), url_or_path, age)  # the home cannot be written
+            return self._list_into(_temporary_home(), url_or_path, age)  # the home cannot be written
 
-    def _list_below(self, home: Path, url_or_path: str | os.PathLike[str], age: float) -> Listed:
-        source = open_as_made(os.fspath(url_or_path), self.config, self._made_with)
-        with _listing(self.url) as listing:
+    def _list_into(self, home: Path, url_or_path: str | os.PathLike[str], age: float) -> Listed:
+        source = open_as_made(os.fspath(url_or_path), self.config, self._access)
+        with _show_listing(self.url) as listing:
             return ManifestLibrary(home).open_listed(
                 os.fspath(url_or_path),
                 listing_age=age,
@@ -293,7 +293,7 @@ def name_object(err: Exception, name: str) -> None:
         err.add_note(note)
 
 
-class OfOrigin(MapStyle[Any], ABC):
+class OriginDataset(MapStyle[Any], ABC):
     """A dataset of the objects of one origin: what its loaders and their caches ask, and what it says of its listing."""
 
     _origin: Origin
@@ -309,7 +309,7 @@ class OfOrigin(MapStyle[Any], ABC):
         return self._origin.listing_age_seconds
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._origin.described(f'{len(self)} samples')}>"
+        return f"<{type(self).__name__} {self._origin.describe(f'{len(self)} samples')}>"
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -339,7 +339,7 @@ def _temporary_home() -> Path:
     return Path(directory)
 
 
-class _PerProcess:
+class _ProcessSource:
     """The source of this process; a forked child and an unpickled copy open their own."""
 
     def __init__(self) -> None:
@@ -354,17 +354,17 @@ class _PerProcess:
             return self._source
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_PerProcess, ())
+        return (_ProcessSource, ())
 
 
-def _listing(url: str) -> AbstractContextManager[ListingProgress]:
+def _show_listing(url: str) -> AbstractContextManager[ListingProgress]:
     """Inside it, a terminal shows how far the listing of a URL has come; nothing elsewhere."""
     if sys.stderr is None or not sys.stderr.isatty():
-        return nullcontext(_say_nothing)
+        return nullcontext(_ignore_progress)
     shown = importlib.import_module("prefeed.datasets.progress")  # what draws it takes 25 ms of processor time
     progress: AbstractContextManager[ListingProgress] = shown.ListingOnTerminal(url)
     return progress
 
 
-def _say_nothing(objects: int, size: int) -> None:
+def _ignore_progress(objects: int, size: int) -> None:
     """Nothing is shown of a listing."""

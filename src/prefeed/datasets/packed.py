@@ -13,7 +13,7 @@ from xxhash import xxh3_128
 from prefeed.client.access import AccessMap
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, settings_of
-from prefeed.datasets.origin import OfOrigin, Origin, name_object, sample_index
+from prefeed.datasets.origin import Origin, OriginDataset, name_object, sample_index
 from prefeed.errors import EmptyListingError
 from prefeed.packing.order import sample_of
 from prefeed.sources.manifest import Manifest
@@ -21,7 +21,7 @@ from prefeed.sources.manifest import Manifest
 Indices = npt.NDArray[np.int64]
 
 
-class Packed(OfOrigin):
+class Packed(OriginDataset):
     """The files of a pack, read back one by one in any order: what ``prefeed pack`` made, or indexed.
 
     Args:
@@ -55,7 +55,7 @@ class Packed(OfOrigin):
         self.decode = decode
         self.group = group
         self._origin = Origin(url_or_path, settings_of(config), listing_age=listing_age, is_pack=True)
-        self._groups = _grouped(self._origin.manifest, self.url) if group else None
+        self._groups = _group_by_key(self._origin.manifest, self.url) if group else None
 
     @property
     def url(self) -> str:
@@ -79,7 +79,7 @@ class Packed(OfOrigin):
     def path(self, index: int) -> str:
         """Return the path that a sample's file had when it was packed; of a group, its key."""
         path = self._origin.manifest.path(self._object_ids(index)[0])
-        return path if self._groups is None else _sample(path)[0]
+        return path if self._groups is None else _split_key(path)[0]
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return which objects each sample needs."""
@@ -108,19 +108,19 @@ class Packed(OfOrigin):
     def _read_group(self, ids: list[int]) -> dict[str, Any]:
         sample: dict[str, Any] = {}
         for object_id in ids:
-            key, extension = _sample(self._origin.manifest.path(object_id))
+            key, extension = _split_key(self._origin.manifest.path(object_id))
             sample["__key__"] = key
             sample[extension] = self._origin.read(object_id)
         return sample
 
 
-def _sample(path: str) -> tuple[str, str]:
+def _split_key(path: str) -> tuple[str, str]:
     found = sample_of(path)
     assert found is not None  # it is a member of a group
     return found
 
 
-def _grouped(manifest: Manifest, url: str) -> tuple[Indices, Indices]:
+def _group_by_key(manifest: Manifest, url: str) -> tuple[Indices, Indices]:
     """Return object ids group after group, and where each group begins, shapes (num_members,), (num_groups + 1,)."""
     groups: dict[str, list[int]] = {}
     for object_id in range(manifest.num_objects):

@@ -32,9 +32,9 @@ from prefeed.client.node import NodeClient
 from prefeed.client.reader import ObjectReader
 from prefeed.client.readers import IdleReaders, serving
 from prefeed.config import Config, settings_of
-from prefeed.datasets.following import Followed, Follower
+from prefeed.datasets.consumer_future import ConsumerFuture, ConsumerRef
 from prefeed.datasets.objects import Objects
-from prefeed.datasets.origin import OfOrigin
+from prefeed.datasets.origin import OriginDataset
 from prefeed.errors import ForkedError, PrefeedError
 from prefeed.sampleset.names import is_named
 from prefeed.sources.urls import canonical_url
@@ -72,11 +72,11 @@ class PlanReader:
     the origin, and pickling waits: another process can only be told of a plan that is followed.
     """
 
-    def __init__(self, dataset: OfOrigin, follower: Follower) -> None:
+    def __init__(self, dataset: OriginDataset, future: ConsumerFuture) -> None:
         self._dataset: Any = dataset
-        self._follower = follower
+        self._future = future
         self._readers: IdleReaders[ObjectReader] = IdleReaders()
-        self._is_over = False
+        self._is_cancelled = False
         self._pid = os.getpid()
         self._read_before: list[Item] = []
 
@@ -84,8 +84,8 @@ class PlanReader:
         return f"<{type(self).__name__} of {self._dataset!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._follower.wait()
-        return (_received, (self._dataset, self._follower.get()))
+        self._future.wait()
+        return (_create_reader, (self._dataset, self._future.get()))
 
     def read(self, item: Item) -> Any:
         """Return a sample, as the dataset returns it: the bytes of the object, unless the dataset decodes them; of a part its bytes.
@@ -98,21 +98,21 @@ class PlanReader:
             TypeError: The dataset has no names, or the item is neither an index nor a name.
             ValueError: The object has no such part.
         """
-        if self._is_over or self._follower.get() is None:
-            if not self._is_over and self._pid == os.getpid() and not self._follower.is_decided:
+        if self._is_cancelled or self._future.get() is None:
+            if not self._is_cancelled and self._pid == os.getpid() and not self._future.is_resolved:
                 self._read_before.append(item)
-            return self._made(item)
+            return self._sample(item)
         with self._readers.one(self._reader) as reader, serving(reader):
-            return self._made(item)
+            return self._sample(item)
 
-    def _made(self, item: Item) -> Any:
+    def _sample(self, item: Item) -> Any:
         if isinstance(item, tuple):
-            return _named(self._dataset, item).read_part(*item)
+            return _require_names(self._dataset, item).read_part(*item)
         return self._dataset[index_of(self._dataset, item)]
 
     def close(self) -> None:
         """Report what was read in this process, and close what is open; later reads are no longer the plan's. Idempotent."""
-        self._is_over = True
+        self._is_cancelled = True
         self._readers.close()
 
     def take_read(self) -> list[Item]:
@@ -121,13 +121,13 @@ class PlanReader:
         return taken
 
     def _reader(self) -> ObjectReader:
-        found = self._follower.get()
+        found = self._future.get()
         assert found is not None
         return ObjectReader(found[0], consumer=found[1])
 
 
-def _received(dataset: OfOrigin, found: Followed | None) -> PlanReader:
-    return PlanReader(dataset, Follower.of(found))
+def _create_reader(dataset: OriginDataset, found: ConsumerRef | None) -> PlanReader:
+    return PlanReader(dataset, ConsumerFuture.resolved(found))
 
 
 class Plan:
@@ -160,15 +160,19 @@ class Plan:
     """
 
     def __init__(
-        self, listing: OfOrigin | str | os.PathLike[str], items: Iterable[Item] = (), *, config: Config | None = None
+        self,
+        listing: OriginDataset | str | os.PathLike[str],
+        items: Iterable[Item] = (),
+        *,
+        config: Config | None = None,
     ) -> None:
         settings = settings_of(config)
         if isinstance(listing, str | os.PathLike):
-            here = _may_start_aside(settings) and not is_named(listing) and canonical_url(listing).startswith("/")
+            here = _must_start_server(settings) and not is_named(listing) and canonical_url(listing).startswith("/")
             if here:
                 start_ahead(settings)  # while the root is listed
             listing = Objects._without_node(listing, settings) if here else Objects(listing, config=settings)
-        elif not isinstance(listing, OfOrigin):
+        elif not isinstance(listing, OriginDataset):
             raise TypeError(
                 f"a plan is made of a dataset of prefeed.datasets, a directory or a URL, not of {type(listing).__name__}"
             )
@@ -178,20 +182,20 @@ class Plan:
         self._ends = Ends()
         self._num_planned = 0
         self._position = 0
-        self._is_over = False
+        self._is_cancelled = False
         self._error: Exception | None = None
         self._access: AccessMap | None = None
         self._consumer: Consumer | None = None
-        self._untold: list[_Items] | None = []
+        self._pending: list[_Items] | None = []
         node_config = listing.prefeed_settings() or settings
-        self._follower = Follower()
-        self.reader: PlanReader = PlanReader(listing, self._follower)
-        self._append(*self._samples(items))
-        if not _may_start_aside(node_config):
-            self._begin(*_attached(listing, node_config))
+        self._future = ConsumerFuture()
+        self.reader: PlanReader = PlanReader(listing, self._future)
+        self._append(*self._to_samples(items))
+        if not _must_start_server(node_config):
+            self._begin(*_connect(listing, node_config))
         else:
-            args = (weakref.ref(self), listing, node_config, self._follower)
-            threading.Thread(target=_follow_aside, args=args, name="prefeed-plan", daemon=True).start()
+            args = (weakref.ref(self), listing, node_config, self._future)
+            threading.Thread(target=_follow_in_thread, args=args, name="prefeed-plan", daemon=True).start()
 
     def read(self, item: Item) -> Any:
         """Return a sample of the plan; see ``PlanReader.read``."""
@@ -208,8 +212,8 @@ class Plan:
             ValueError: The plan was cancelled, or an object has no such part.
             ForkedError: In a forked child.
         """
-        more = self._samples(items)
-        with self._changing():
+        more = self._to_samples(items)
+        with self._lock_plan():
             self._append(*more)
 
     def advance(self, position: int) -> None:
@@ -225,7 +229,7 @@ class Plan:
             ValueError: The plan has no such position, or was cancelled.
             ForkedError: In a forked child.
         """
-        with self._changing():
+        with self._lock_plan():
             if not 0 <= position <= self._num_planned:
                 raise ValueError(f"position {position} of a plan of {self._num_planned} samples")
             if position > self._position:
@@ -237,7 +241,7 @@ class Plan:
         """Return how far the plan is. **Blocking**: until the server answers, a few seconds at most; not while it starts."""
         self._raise_error()
         counts = None
-        if self._consumer is not None and not self._is_over:
+        if self._consumer is not None and not self._is_cancelled:
             self.reader._readers.report()
             counts = self._consumer.read_counts()
         return PlanProgress(planned=self._num_planned, position=self._position, reads=counts)
@@ -247,9 +251,9 @@ class Plan:
         if self._pid != os.getpid():
             return
         with self._lock:
-            was_over, self._is_over = self._is_over, True
-        if not was_over:
-            self._follower.decide(None)
+            was_cancelled, self._is_cancelled = self._is_cancelled, True
+        if not was_cancelled:
+            self._future.resolve(None)
             self.reader.close()
             if self._consumer is not None:
                 self._consumer.close()
@@ -263,10 +267,10 @@ class Plan:
             ""
             if self._consumer is not None
             else ", without a server"
-            if self._untold is None
+            if self._pending is None
             else ", whose server starts"
         )
-        state = ", cancelled" if self._is_over else state
+        state = ", cancelled" if self._is_cancelled else state
         return f"<{type(self).__name__} of {len(self):,} samples of {self._dataset!r}, {self._position:,} done{state}>"
 
     def __enter__(self) -> Plan:
@@ -281,7 +285,7 @@ class Plan:
         raise TypeError("a plan belongs to the process that made it: give plan.reader to other processes")
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _lock_plan(self) -> Iterator[None]:
         """Inside it, this thread alone changes the plan, which is not over."""
         if self._pid != os.getpid():
             raise ForkedError(
@@ -289,7 +293,7 @@ class Plan:
             )
         with self._lock:
             self._raise_error()
-            if self._is_over:
+            if self._is_cancelled:
                 raise ValueError("the plan was cancelled: make another one")
             yield
 
@@ -310,10 +314,10 @@ class Plan:
         """
         num_items = len(samples) if sizes is None else len(sizes)
         self._num_planned += num_items
-        if self._untold is not None:
-            self._untold.append((samples, sizes))
+        if self._pending is not None:
+            self._pending.append((samples, sizes))
             return
-        ids, counts = self._objects(samples, sizes)
+        ids, counts = self._to_objects(samples, sizes)
         self._ends.append(num_items, len(ids), counts)
         if self._consumer is not None:
             self._consumer.extend(ids, are_read_soon=False)
@@ -321,35 +325,35 @@ class Plan:
     def _begin(self, access: AccessMap | None, consumer: Consumer | None) -> None:
         """It is known who follows the plan: that one is told what is left of it."""
         with self._lock:
-            if self._is_over:
+            if self._is_cancelled:
                 if consumer is not None:
                     consumer.close()
                 return
             self._access, self._consumer = access, consumer
-            parts = [self._objects(*items) for items in self._untold or []]
-            self._untold = None
+            parts = [self._to_objects(*items) for items in self._pending or []]
+            self._pending = None
             ids = parts[0][0] if len(parts) == 1 else np.concatenate([ids for ids, _ in parts])
-            counts = parts[0][1] if len(parts) == 1 else np.concatenate([_ones(*part) for part in parts])
+            counts = parts[0][1] if len(parts) == 1 else np.concatenate([_count_objects(*part) for part in parts])
             read = self.reader.take_read()
             if consumer is not None and (read or self._position):
-                done, _ = self._objects(*self._samples(read))
-                ids, counts = _left(ids, _ones(ids, counts), done=done, num_passed=self._position)
+                done, _ = self._to_objects(*self._to_samples(read))
+                ids, counts = _remaining(ids, _count_objects(ids, counts), done=done, num_passed=self._position)
             self._ends.append(self._num_planned, len(ids), counts)
             if consumer is not None:
                 self._dataset._use_node()
                 consumer.begin(ids, goes_on=True)
                 if self._position:
                     consumer.advance(self._ends.id_at(self._position))
-        self._follower.decide(None if consumer is None else (consumer.dataset, consumer.number))
+        self._future.resolve(None if consumer is None else (consumer.dataset, consumer.number))
 
-    def _objects(self, samples: Indices, sizes: Indices | None) -> tuple[Indices, Indices | None]:
+    def _to_objects(self, samples: Indices, sizes: Indices | None) -> tuple[Indices, Indices | None]:
         """Return the objects of items in the order of reading, and how many each item has; None: one each."""
         if self._access is None:
             return samples, sizes
         ids, counts = self._access.object_ids(samples)
         return ids.astype(np.int64, copy=False), counts if sizes is None else sizes
 
-    def _samples(self, items: Iterable[Item]) -> tuple[Indices, Indices | None]:
+    def _to_samples(self, items: Iterable[Item]) -> tuple[Indices, Indices | None]:
         """Return the samples of items, 0 to the length of the dataset, and how many each item has; None: one each."""
         if isinstance(items, str | bytes | os.PathLike):
             raise TypeError(f"a plan takes several items: [{items!r}]")
@@ -364,7 +368,7 @@ class Plan:
         samples = array("q")
         for item in items:
             if isinstance(item, tuple):
-                part = _named(self._dataset, item).parts_of(*item)
+                part = _require_names(self._dataset, item).parts_of(*item)
                 samples.extend(part)
                 sizes.append(len(part))
             else:
@@ -383,7 +387,7 @@ def index_of(dataset: Any, item: Item) -> int:
         TypeError: It has no names, or the item is neither an index nor a name.
     """
     if isinstance(item, str | os.PathLike):
-        return _named(dataset, item).index_of(item)
+        return _require_names(dataset, item).index_of(item)
     if isinstance(item, tuple):
         raise TypeError(f"{item!r} is a part of an object, not a sample")
     index, length = operator.index(item), len(dataset)
@@ -392,7 +396,7 @@ def index_of(dataset: Any, item: Item) -> int:
     return index
 
 
-def _named(dataset: Any, item: Any) -> Objects:
+def _require_names(dataset: Any, item: Any) -> Objects:
     """Return the dataset, whose samples have names.
 
     Raises:
@@ -405,12 +409,12 @@ def _named(dataset: Any, item: Any) -> Objects:
     return dataset
 
 
-def _ones(ids: Indices, counts: Indices | None) -> Indices:
+def _count_objects(ids: Indices, counts: Indices | None) -> Indices:
     """Return how many objects each item has."""
     return np.ones(len(ids), dtype=np.int64) if counts is None else counts
 
 
-def _left(ids: Indices, counts: Indices, *, done: Indices, num_passed: int) -> tuple[Indices, Indices]:
+def _remaining(ids: Indices, counts: Indices, *, done: Indices, num_passed: int) -> tuple[Indices, Indices]:
     """Return what is left of the objects of a plan, and how many each item has still.
 
     Args:
@@ -434,16 +438,16 @@ _Items = tuple[Indices, Indices | None]
 """Samples, and how many each item has; see ``Plan._samples``."""
 
 
-def _may_start_aside(config: Config) -> bool:
+def _must_start_server(config: Config) -> bool:
     """Return whether a server would have to start, and the program is to go on meanwhile."""
     return config.enabled and config.autostart and config.limits.start_ahead and not is_listening(config)
 
 
-def _follow_aside(plan: weakref.ref[Plan], dataset: Any, config: Config, follower: Follower) -> None:
+def _follow_in_thread(plan: weakref.ref[Plan], dataset: Any, config: Config, future: ConsumerFuture) -> None:
     """Begin to follow a plan; in a thread, which ends when that is done, or the plan is gone."""
     access = consumer = None
     try:
-        access, consumer = _attached(dataset, config)
+        access, consumer = _connect(dataset, config)
     except Exception as err:  # noqa: BLE001 - of the dataset: the program hears of it where it uses the plan
         _fail(plan(), err)
     followed = plan()
@@ -451,7 +455,7 @@ def _follow_aside(plan: weakref.ref[Plan], dataset: Any, config: Config, followe
         followed._begin(access, consumer)
     elif consumer is not None:
         consumer.close()
-    follower.decide(None)
+    future.resolve(None)
 
 
 def _fail(plan: Plan | None, error: Exception) -> None:
@@ -459,7 +463,7 @@ def _fail(plan: Plan | None, error: Exception) -> None:
         plan._error = error
 
 
-def _attached(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer | None]:
+def _connect(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer | None]:
     """Return the dataset's access map and a voice for its plan on the node; nothing when no server can be reached."""
     if not config.enabled:
         return None, None
