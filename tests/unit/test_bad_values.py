@@ -209,7 +209,7 @@ def test_generators_take_numbers_of_bytes_and_of_items(value: Any) -> None:
 
 @pytest.mark.parametrize("index", [slice(0, 2), 1.0, "1", None, [0, 1], np.array([0, 1])], ids=repr)
 def test_a_sample_is_asked_for_by_its_number(index: Any) -> None:
-    with pytest.raises(TypeError, match=r"a sample is asked for by its number, 0 to 2, not by .*Subset"):
+    with pytest.raises(TypeError, match=r"the index of a sample must be an integer from 0 to 2, not .*Subset"):
         sample_index(index, 3)
 
 

@@ -183,7 +183,7 @@ def test_wrong_items(root: Path, items: Any, error: type[Exception], text: str) 
 
 def test_a_plan_needs_a_listing(root: Path) -> None:
     listing: Any = [root]
-    with pytest.raises(TypeError, match=r"dataset of prefeed\.datasets.*not of list"):
+    with pytest.raises(TypeError, match=r"dataset of prefeed\.datasets.*not list"):
         prefeed.Plan(listing, [1])
 
 
@@ -267,7 +267,7 @@ def test_other_processes_read_for_the_plan(root: Path, method: str) -> None:
             pipe.send(None)
             process.join()
         assert wait_until(lambda: num_reads(plan) == 10, timeout_seconds=60)
-        with pytest.raises(TypeError, match=r"give plan\.reader"):
+        with pytest.raises(TypeError, match=r"pass plan\.reader"):
             pickle.dumps(plan)
 
 
@@ -279,7 +279,7 @@ def test_a_forked_child_reads_and_changes_nothing(root: Path) -> None:
             status = 1
             try:
                 for change in (lambda: plan.extend([3]), lambda: plan.advance(1)):
-                    with pytest.raises(ForkedError, match=r"reads with plan\.reader"):
+                    with pytest.raises(ForkedError, match=r"read with plan\.reader"):
                         change()
                 plan.cancel()
                 status = int(plan.read(1) != content(1))

@@ -1,15 +1,15 @@
-"""Datasets that read any origin through the node's cache. They need no torch, and work in every loader.
+"""Datasets that read any origin through the node's cache. They do not need torch and work in every loader.
 
-With ``prefeed.DataLoader`` their objects are in memory before they are requested. Elsewhere an object is fetched at its first
-request, and kept.
+With ``prefeed.DataLoader``, objects are in memory before they are requested. With other loaders, an object is fetched at the first
+request and kept.
 
-``origin``    the base of all of them: a root that is read through the cache
+``origin``    base of all datasets: a root that is read through the cache
 ``objects``   ``Objects``: the bytes of every object
 ``images``    ``ImageFolder`` and ``ImageList``
 ``packed``    ``Packed``: the samples of a pack
-``plans``     ``Plan``: what any program will read, in order; public as ``prefeed.Plan``
-``following``  who follows a plan, known once the server has started
-``progress``  how far a listing has come, on a terminal
+``plans``     ``Plan``: the samples that a program will read, in order; public as ``prefeed.Plan``
+``consumer_future``  the server's consumer of a plan, once the server has started
+``progress``  progress of a listing on a terminal
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Who follows a plan: known when the plan is made, or later, where the server has to start first.
+"""Future for the server's consumer of a plan, which is unknown until the server has started.
 
-Plan ─thread: connects, the server starts─→ ConsumerFuture ←looks, before each read─ readers, also in forked children
+Plan ─thread: connects, starts the server─→ ConsumerFuture ←get before each read─ readers, also in forked children
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from xxhash import xxh3_64_intdigest
 from prefeed.client.dataset import NodeDataset
 
 ConsumerRef = tuple[NodeDataset, int]
-"""The dataset on the node, and the number of the plan's consumer."""
+"""Dataset on the node, and number of the plan's consumer."""
 
 _MEMORY_BYTES: Final = 64 * 1024
 _HEAD_BYTES: Final = 16
 
 
 class ConsumerFuture:
-    """Who follows a plan, once that is known; nobody, where no server can be reached.
+    """Future of a plan's consumer. The result is None if no server can be reached.
 
-    **Threads and processes**: decided once, in any thread of the process that made it; read in any thread, and in processes forked
-    from it, before or after: they see the same memory. **Blocking**: only ``wait``.
+    **Threads and processes**: resolved once, in any thread of the process that created it. Read in any thread and in forked
+    processes, which share its memory. **Blocking**: only ``wait``.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ConsumerFuture:
 
     @classmethod
     def resolved(cls, found: ConsumerRef | None) -> ConsumerFuture:
-        """Return one that is decided, without memory."""
+        """Return a resolved future, without shared memory."""
         future = cls.__new__(cls)
         future._pid, future._resolved = os.getpid(), threading.Event()
         future._found, future._memory = found, None
@@ -45,13 +45,13 @@ class ConsumerFuture:
         return future
 
     def resolve(self, found: ConsumerRef | None) -> None:
-        """From now on this one follows; None: nobody does. Does nothing when it was decided before."""
+        """Set the consumer, or None if no server follows the plan. A second call has no effect."""
         if self._resolved.is_set():
             return
         memory = self._memory
         assert memory is not None
         note = pickle.dumps(found)
-        if len(note) <= _MEMORY_BYTES - _HEAD_BYTES:  # else forked children read the origin
+        if len(note) <= _MEMORY_BYTES - _HEAD_BYTES:  # Otherwise, forked children read the origin.
             memory[_HEAD_BYTES : _HEAD_BYTES + len(note)] = note
             memory[8:_HEAD_BYTES] = xxh3_64_intdigest(note).to_bytes(8, "little")
             memory[:8] = len(note).to_bytes(8, "little")
@@ -59,18 +59,18 @@ class ConsumerFuture:
         self._resolved.set()
 
     def get(self) -> ConsumerRef | None:
-        """Return who follows; None: nobody does, or not yet."""
+        """Return the consumer; None if unresolved, or if no server follows the plan."""
         if self._found is None and self._memory is not None and self._pid != os.getpid():
             self._read_memory(self._memory)
         return self._found
 
     @property
     def is_resolved(self) -> bool:
-        """True when it will not change any more, as far as this process knows."""
+        """True if the future was resolved in this process."""
         return self._resolved.is_set()
 
     def wait(self) -> None:
-        """Wait until it is decided; a forked child does not wait, it has no thread that decides."""
+        """Wait until the future is resolved. A forked child returns at once, because the resolving thread is in its parent."""
         if self._pid == os.getpid():
             self._resolved.wait()
 

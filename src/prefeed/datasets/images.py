@@ -1,4 +1,4 @@
-"""Images with labels: in one folder per class, or as a list names them (the layout of PaddleClas)."""
+"""Labelled images: in one folder per class, or named by a list file (the layout of PaddleClas)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Indices = npt.NDArray[np.int64]
 
 
 class LabelledImages(OriginDataset):
-    """Images of an origin by number, each with an integer.
+    """Map-style dataset of images with integer labels.
 
     Args:
-        origin: Where they are.
+        origin: Root of the images.
         ids: Object of each sample, shape (num_samples,).
         targets: Label of each sample, shape (num_samples,).
         transform: Applied to the image.
         target_transform: Applied to the label.
-        loader: Given a binary file with a ``name``, returns the image; None: Pillow, converted to RGB, as torchvision does.
+        loader: Function that decodes a binary file with a ``name``; None for Pillow with conversion to RGB, as in torchvision.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class LabelledImages(OriginDataset):
             raise
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
-        """Return which object each sample needs."""
+        """Return the object of each sample."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
 
     def prefeed_stage(self) -> Any:
-        """Return what samples are made with, for the caches of stages."""
+        """Return the inputs of a sample's computation, for stage caches."""
         return self.root, self.loader, self.transform, self.target_transform
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
@@ -96,7 +96,7 @@ class LabelledImages(OriginDataset):
 
 def load_rgb_image(file: BinaryIO) -> Any:
     """Return the image as Pillow's RGB, as torchvision's default loader does."""
-    # Imported here: Pillow is torchvision's dependency, not prefeed's.
+    # Pillow is a dependency of torchvision and not of prefeed.
     from PIL import Image  # noqa: PLC0415
 
     with Image.open(file) as image:
@@ -104,25 +104,25 @@ def load_rgb_image(file: BinaryIO) -> Any:
 
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""File names that ``ImageFolder`` takes for images: torchvision's list."""
+"""Extensions of images in ``ImageFolder``, as in torchvision."""
 
 
 class ImageFolder(LabelledImages):
-    """Images in one folder a class, as torchvision's ``ImageFolder``, from any origin.
+    """Images of any origin in one folder per class, like torchvision's ``ImageFolder``.
 
-    Samples and their order, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are torchvision's.
+    Samples and their order, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are those of torchvision.
 
     Args:
-        url_or_path: Root, ``<root>/<class>/.../<image>``; also ``sampleset://NAME/PATH``.
+        url_or_path: Root of ``<root>/<class>/.../<image>``. Also ``sampleset://NAME/PATH``.
         transform: Applied to the image.
         target_transform: Applied to the class index.
-        loader: Given a binary file with a ``name``, returns the image; default: Pillow, converted to RGB, as torchvision does.
+        loader: Function that decodes a binary file with a ``name``. Default: Pillow with conversion to RGB, as in torchvision.
         config: Settings; defaults to those in force in the process.
-        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
-            Default: as the settings say, which is to list now.
+        listing_age: Maximum age of an existing listing of the root, in seconds. ``float("inf")`` reuses the first listing forever.
+            Defaults to the setting, whose default lists now.
 
     Raises:
-        SourceError: The origin cannot be listed, or holds no class folder with an image.
+        SourceError: The origin cannot be listed, or has no class folder with an image.
     """
 
     classes: list[str]
@@ -161,13 +161,13 @@ class ImageFolder(LabelledImages):
 
 
 def _group_by_class(manifest: Manifest) -> tuple[list[str], Indices, Indices]:
-    """Return classes, and object and class of each image in torchvision's order: by class, directory and name.
+    """Return the classes, and the object and the class of each image, in torchvision's order: by class, directory and name.
 
-    Objects of one directory stand in order of their names; those of directories below it may stand between them.
+    The manifest is sorted by path, so that files of a directory can be interleaved with those of its subdirectories.
     """
     paths = manifest.all_paths()
     images = np.flatnonzero(_find_images(manifest))
-    runs: list[tuple[bytes, int, int]] = []  # directory, and which of the images: from, to
+    runs: list[tuple[bytes, int, int]] = []  # directory, first image, last image + 1
     directory, start = b"", 0
     for at, object_id in enumerate(images.tolist()):
         path = paths[object_id]
@@ -194,7 +194,7 @@ def _class_and_directory(directory: bytes) -> tuple[str, str]:
 
 
 def _find_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
-    """Return which objects lie in a class folder and are called as images are, shape (num_objects,)."""
+    """Return a mask of the objects in class folders with an image extension, shape (num_objects,)."""
     blob = np.frombuffer(manifest.path_blob, np.uint8)
     bounds = manifest.offsets.astype(np.int64)
     starts, ends = bounds[:-1], bounds[1:]
@@ -205,7 +205,7 @@ def _find_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
     tails = blob[np.maximum(ends[:, None] - np.arange(longest, 0, -1), 0)]  # tails: (num_objects, longest)
     ends_of_names = np.zeros((len(starts), 8), np.uint8)
     ends_of_names[:, 8 - longest :] = tails | ((tails >= ord("A")) & (tails <= ord("Z"))).view(np.uint8) << 5
-    numbers = ends_of_names.view(">u8").astype(np.uint64)[:, 0]  # one comparison instead of one a letter
+    numbers = ends_of_names.view(">u8").astype(np.uint64)[:, 0]  # Compare eight letters at once.
     found = np.zeros(len(starts), dtype=bool)
     for extension in IMAGE_EXTENSIONS:
         letters = np.uint64(2 ** (8 * len(extension)) - 1)
@@ -217,7 +217,7 @@ def _find_images(manifest: Manifest) -> npt.NDArray[np.bool_]:
 
 
 def _sort_as_text(ids: Indices, targets: Indices, paths: list[bytes]) -> Indices:
-    """Return the ids in the order of their names as text: that of bytes, but for names that are not UTF-8."""
+    """Sort ids by name as text, which differs from the order of bytes only for names that are not UTF-8."""
     try:
         b"".join(paths).decode()
     except UnicodeDecodeError:
@@ -228,27 +228,27 @@ def _sort_as_text(ids: Indices, targets: Indices, paths: list[bytes]) -> Indices
 
 
 class ImageList(LabelledImages):
-    """Images that a list names, from any origin: a line of it is a path below the root and an integer.
+    """Images of any origin named by a list file, whose lines contain a path below the root and an integer.
 
-    Samples are in the order of the list. A file may be in it more than once, also with other labels.
+    Samples are in the order of the list. A file can be listed several times, also with different labels.
 
     Args:
-        url_or_path: Root that the paths are relative to; the list lies below it as well. Also ``sampleset://NAME/PATH``.
-        list_name: Path of the list, relative to the root: UTF-8, ``train/0001.jpg 17`` a line; empty lines are skipped.
+        url_or_path: Root of the paths and of the list. Also ``sampleset://NAME/PATH``.
+        list_name: Path of the list relative to the root. Lines are UTF-8, such as ``train/0001.jpg 17``; empty ones are skipped.
         transform: Applied to the image.
         target_transform: Applied to the label.
-        loader: Given a binary file with a ``name``, returns the image; default: Pillow, converted to RGB, as torchvision does.
-        delimiter: What is between path and label; default: white space, the last of the line.
+        loader: Function that decodes a binary file with a ``name``. Default: Pillow with conversion to RGB, as in torchvision.
+        delimiter: Separator of path and label. Default: the last white space of the line.
         config: Settings; defaults to those in force in the process.
-        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
-            Default: as the settings say, which is to list now.
+        listing_age: Maximum age of an existing listing of the root, in seconds. ``float("inf")`` reuses the first listing forever.
+            Defaults to the setting, whose default lists now.
 
     Raises:
-        SampleSetNotFoundError: There is no such sample set.
-        SourceError: The origin cannot be listed, the list is not there or empty, or names a file that is not there.
-        BadListError: A line is not a path and an integer; it is in the message.
+        SampleSetNotFoundError: No such sample set exists.
+        SourceError: The origin cannot be listed, the list does not exist or is empty, or names a file that does not exist.
+        BadListError: A line is not a path and an integer. The message contains the line.
 
-    **Threads and processes**: may be used in many threads, before and after a fork, and pickled to a spawned worker.
+    **Threads and processes**: can be used in many threads, before and after a fork, and pickled to a spawned worker.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ def _parse_list(text: bytes, where: str, delimiter: str | None) -> tuple[list[by
 
 
 def _find_ids(paths: Sequence[bytes], manifest: Manifest) -> Indices:
-    """Return the object of each path, -1 where there is none: one walk through both in the order of the manifest."""
+    """Return the object of each path, or -1, by a merge of the sorted paths with the manifest."""
     ids = np.full(len(paths), -1, dtype=np.int64)
     at = 0
     for number in sorted(range(len(paths)), key=paths.__getitem__):

@@ -1,4 +1,4 @@
-"""Objects of any origin, one a sample."""
+"""``Objects``: a dataset whose samples are the objects of any origin."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from prefeed.sources.urls import canonical_url, unwrapped
 
 
 class Objects(OriginDataset):
-    """The bytes of each object below a URL or directory, in order of their paths.
+    """Bytes of each object below a URL or directory, in the order of their paths.
 
     Args:
         url_or_path: A directory, ``s3://``, ``gs://``, ``az://``, ``http(s)://`` or ``sampleset://NAME/PATH``.
-        decode: Applied to the bytes of each object; its result is the sample. None: the bytes are.
-        pattern: Which objects; ``*`` stops at ``/``, ``**`` does not: ``train/**/*.jpg``.
+        decode: Function that computes the sample from the bytes of an object; None to return the bytes.
+        pattern: Glob of the objects, such as ``train/**/*.jpg``. ``*`` does not match ``/``, and ``**`` does.
         config: Settings; defaults to those in force in the process.
-        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
-            Default: as the settings say, which is to list now.
+        listing_age: Maximum age of an existing listing of the root, in seconds. ``float("inf")`` reuses the first listing forever.
+            Defaults to the setting, whose default lists now.
 
     Raises:
-        SourceError: The origin cannot be listed, or nothing in it matches; the message says what to change.
+        SourceError: The origin cannot be listed, or no object matches.
 
-    **Threads and processes**: may be used in many threads, before and after a fork, and pickled to a spawned worker.
+    **Threads and processes**: can be used in many threads, before and after a fork, and pickled to a spawned worker.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Objects(OriginDataset):
 
     @classmethod
     def _without_node(cls, url_or_path: str | os.PathLike[str], config: Config) -> Objects:
-        """Return all objects below a root, listed in this process and read there until ``_use_node``; errors as of the class."""
+        """Create a dataset that lists and reads the origin in this process until ``_use_node``. Raises as the class."""
         made = cls.__new__(cls)
         made.decode, made.pattern, made._ids = None, "**", None
         made._origin = Origin(url_or_path, config, without_node=True)
@@ -87,7 +87,7 @@ class Objects(OriginDataset):
         """Return the index of an object's sample.
 
         Args:
-            name: Its path, relative to the root or absolute, or its URL.
+            name: URL of the object, or its path, relative to the root or absolute.
 
         Raises:
             ObjectNotFoundError: The dataset has no such object.
@@ -101,22 +101,22 @@ class Objects(OriginDataset):
         return found
 
     def parts_of(self, name: str | os.PathLike[str], offset: int, length: int) -> range:
-        """Return the samples that hold a part of an object, in order: its blocks, if the root is listed in blocks.
+        """Return the samples that contain a part of an object, in order. For a root listed in blocks, these are blocks.
 
         Args:
-            name: As for ``index_of``.
+            name: As in ``index_of``.
             offset: First byte of the part.
             length: Number of bytes, at least 1.
 
         Raises:
             ObjectNotFoundError: The dataset has no such object.
-            ValueError: The object has no such bytes, or the dataset has only some objects (``pattern``).
+            ValueError: The part is out of range, or the dataset has a ``pattern``.
         """
         entries, block = self._entries_of(name, offset, length)
         return entries[offset // block : (offset + length - 1) // block + 1]
 
     def read_part(self, name: str | os.PathLike[str], offset: int, length: int) -> bytes:
-        """Return a part of an object; arguments and errors as of ``parts_of``, and those of reading."""
+        """Return the bytes of a part of an object. Arguments and errors are those of ``parts_of``."""
         entries, block = self._entries_of(name, offset, length)
         first, last = offset // block, (offset + length - 1) // block
         data = b"".join(self._origin.read(object_id) for object_id in entries[first : last + 1])
@@ -124,41 +124,41 @@ class Objects(OriginDataset):
         return data[start : start + length]
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
-        """Return which object each sample needs."""
+        """Return the object of each sample."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
 
     def prefeed_borrow(self, indices: Sequence[int], until: ExitStack) -> list[memoryview] | None:
-        """Return the bytes of samples where the node has them, valid until the stack is closed.
+        """Return views of the samples' cached bytes, valid until the stack is closed.
 
         Returns:
-            None if they are not all there, or samples are made of them: then they are read one by one.
+            None if a sample is not cached or must be decoded, so that the caller reads the samples one by one.
         """
         if type(self) is not Objects or self.decode is not None:
             return None
         return self._origin.borrow([self._object_id(index) for index in indices], until)
 
     def prefeed_stage(self) -> Any:
-        """Return what samples are made with, for the caches of stages."""
+        """Return the inputs of a sample's computation, for stage caches."""
         return self.url, self.decode
 
     def prefeed_state(self) -> Any:
-        """Return what tells this dataset from others: the objects that match as well."""
+        """Return the identity of this dataset, including its pattern and listing."""
         return self.prefeed_stage(), self.pattern, self._origin.settle().directory.name
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
-        """Return the path of a sample's object, and its entry key."""
+        """Return the path and the entry key of a sample's object."""
         object_id = self._object_id(index)
         return self._origin.manifest.path(object_id), self._origin.settle().key(object_id)
 
     def _path_of(self, name: str | os.PathLike[str]) -> str:
-        """Return the path below the root of an object that is named by its path or URL."""
+        """Convert the path or URL of an object to a path below the root."""
         path = os.fspath(name)
         if path.startswith("/") or "://" in path:
             path = canonical_url(path).removeprefix(f"{canonical_url(unwrapped(self.url)).rstrip('/')}/")
         return path
 
     def _entries_of(self, name: str | os.PathLike[str], offset: int, length: int) -> tuple[range, int]:
-        """Return the ids of an object, and how many bytes all of them but the last have; errors as of ``parts_of``."""
+        """Return the ids of an object's blocks, and the size of a block. Raises as ``parts_of``."""
         if self._ids is not None:
             raise ValueError(f"parts are those of all objects below a root, not of the pattern {self.pattern!r}")
         manifest = self._origin.settle()
@@ -193,7 +193,7 @@ def _match(manifest: Manifest, pattern: str, url: str) -> npt.NDArray[np.int64] 
 
 
 def _glob_regex(pattern: str) -> re.Pattern[str]:
-    """Return the expression of a glob in which ``*`` and ``?`` stop at ``/`` and ``**`` does not."""
+    """Compile a glob in which ``**`` matches ``/``, and ``*`` and ``?`` do not."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return re.compile("".join(special.get(part) or re.escape(part) for part in parts), re.DOTALL)

@@ -1,4 +1,7 @@
-"""A root and its manifest, read through the node's cache where there is one: what every dataset here stands on."""
+"""Base of the datasets: a root and its manifest, read through the node's cache or, without a server, directly.
+
+``Origin`` lists and reads the root, and ``OriginDataset`` is the base class of the datasets.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +52,18 @@ _log = logging.getLogger("prefeed")
 
 
 def sample_index(index: SupportsIndex, length: int) -> int:
-    """Return which sample is meant, 0 to ``length`` - 1; negative numbers count from the end.
+    """Return the index of a sample as a number from 0 to ``length`` - 1. Negative ones count from the end.
 
     Raises:
-        IndexError: There is no such sample.
-        TypeError: It is no whole number.
+        IndexError: The index is out of range.
+        TypeError: The index is not an integer.
     """
     try:
         number = operator.index(index)
     except TypeError as err:
         raise TypeError(
-            f"a sample is asked for by its number, 0 to {length - 1}, not by {type(index).__name__} {index!r}; for several "
-            "use torch.utils.data.Subset(dataset, range(start, stop))"
+            f"the index of a sample must be an integer from 0 to {length - 1}, not {type(index).__name__} {index!r}; for several "
+            "samples, use torch.utils.data.Subset(dataset, range(start, stop))"
         ) from err
     if not -length <= number < length:
         raise IndexError(f"sample {number} of {length}")
@@ -68,15 +71,15 @@ def sample_index(index: SupportsIndex, length: int) -> int:
 
 
 class Origin:
-    """A root and its manifest, read through the node's cache where there is one.
+    """A root and its manifest, read through the node's cache or directly.
 
     Attributes:
-        url: Canonical URL of the root; of a sample set, where its data is.
-        config: Settings of the node that caches it.
-        node_config: The same when the root was named by a sample set, whose node every loader is to use; else None.
-        manifest: Its listing.
-        listed_at: When that began, in seconds since 1970.
-        listing_age_seconds: How old it was when this was made.
+        url: Canonical URL of the root; for a sample set, that of its data.
+        config: Settings of the node that caches the root.
+        node_config: Equal to ``config`` for a sample set, whose node all loaders must use; otherwise None.
+        manifest: Listing of the root.
+        listed_at: Time when the listing began, in seconds since 1970.
+        listing_age_seconds: Age of the listing when this instance was created.
     """
 
     listed_at: float
@@ -91,18 +94,18 @@ class Origin:
         is_pack: bool = False,
         without_node: bool = False,
     ) -> None:
-        """List the root, which the node does once for all who ask at the same time.
+        """List the root. The node shares one listing among concurrent requests.
 
         Args:
-            url_or_path: The root; of a pack ``pack+`` may be left out.
+            url_or_path: The root. For a pack, ``pack+`` is optional.
             config: Settings.
-            listing_age: Seconds; a listing that began no longer ago will do. None: as the settings say.
-            is_pack: The root is a pack.
-            without_node: List it in this process, and read it there until ``use_node``: the server may not have started yet.
+            listing_age: Maximum age of an existing listing, in seconds; None for the setting.
+            is_pack: True if the root is a pack.
+            without_node: True to list and read in this process until ``use_node``, because the server may not have started yet.
 
         Raises:
             SourceError: The origin cannot be listed.
-            SampleSetNotFoundError: There is no such sample set.
+            SampleSetNotFoundError: No such sample set exists.
         """
         is_set = is_named(url_or_path)
         if is_set:
@@ -114,7 +117,7 @@ class Origin:
         self._root = self.url if self.url.startswith("/") else veiled(os.fspath(url_or_path))
         self.config = config
         self._access = None
-        with suppress(CredentialsError):  # said by who asks the store
+        with suppress(CredentialsError):  # Opening the store raises this error again.
             self._access = access_now(self._root, config)
         self._local = _ProcessSource()
         self._dataset: NodeDataset | None = None
@@ -135,7 +138,7 @@ class Origin:
                     self._is_settled = opened.is_settled
             except (SourceError, ConfigError) as err:
                 if not isinstance(err, AccessDeniedError) or is_of_store(self.url):
-                    raise  # a store was asked with this process's credentials; of files it has rights of its own
+                    raise  # The server used this process's credentials. Only for files can its permissions differ.
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
             except (PrefeedError, OSError) as err:
                 print(f"prefeed: reading {self.url} without the cache: {err}", file=sys.stderr)  # noqa: T201
@@ -153,7 +156,7 @@ class Origin:
             _log.info("prefeed: %s was listed %s ago", self.url, described_age(self.listing_age_seconds))
 
     def _require_same_rights(self, dataset: NodeDataset) -> None:
-        """Raise ``AccessDeniedError`` if the server left out files that this process may read: it would miss samples."""
+        """Raise AccessDeniedError if the server's listing lacks files that this process can read."""
         assert not dataset.manifest.grows
         for path in dataset.manifest.left_out.denied if self.url.startswith("/") else ():
             name = os.path.join(os.fsencode(self.url), path)
@@ -171,7 +174,7 @@ class Origin:
         self._root = veiled(self._root)
 
     def read(self, object_id: int) -> bytes:
-        """Return the object's bytes: from the loader's reader, the process's own, or the origin."""
+        """Return an object's bytes from the loader's reader, the process's own reader, or the origin."""
         if not self._is_settled:
             self.settle()
         reader = active_reader(self.manifest.directory)
@@ -188,20 +191,20 @@ class Origin:
         return data if isinstance(data, bytes) else bytes(data)
 
     def use_node(self) -> None:
-        """Read through the node's cache from now on, where there is one."""
+        """Allow reads through the node's cache."""
         self._may_use_node = True
 
     def borrow(self, object_ids: Sequence[int], until: ExitStack) -> list[memoryview] | None:
-        """Return the objects' bytes where the loader's reader has them; as ``ObjectReader.borrow``."""
+        """Return views of cached objects from the loader's reader. See ``ObjectReader.borrow``."""
         if not self._is_settled:
             self.settle()
         reader = active_reader(self.manifest.directory)
         return None if reader is None else reader.borrow(object_ids, until)
 
     def _try_node(self) -> bool:
-        """Return whether the node that could not be had before can be had now; then it is used from now on.
+        """Connect to the node again after a failure, if a retry is due; return True on success.
 
-        Of a loader's workers none starts a server: many would at once, and the loader does so when its next epoch begins.
+        Workers of a loader do not start a server, because many would do so at once. The loader starts one before its next epoch.
         """
         began = time.monotonic()
         if not self.config.enabled or not self._retry.is_due(began):
@@ -217,9 +220,9 @@ class Origin:
         return True
 
     def settle(self) -> Manifest:
-        """Return the listing, with sizes and versions that the files had after this was made: its paths may be known before.
+        """Return the listing with sizes and versions, which may be unknown at first for local files.
 
-        **Blocking**: until the server, or without one this process, has asked all files; once.
+        **Blocking**: in the first call, until the server or this process has statted all files.
         """
         if self._is_settled:
             return self.manifest
@@ -239,15 +242,15 @@ class Origin:
         return self.manifest
 
     def location(self, object_id: int) -> str:
-        """Return the full path or URL of an object; of one in a pack, the URL of the pack and its path there."""
+        """Return the full path or URL of an object. In a pack, this is the pack's URL and the path in the pack."""
         return f"{self.url.rstrip('/')}/{object_of(self.manifest.path(object_id))}"
 
     def on_node(self, node: NodeClient, config: Config) -> NodeDataset:
-        """Return the dataset of this listing as the node knows it now; nothing is listed."""
+        """Open this listing on the node, without listing the root again."""
         return open_manifest_dataset(node, self._root, self.settle(), config, self._access)
 
     def describe(self, samples: str) -> str:
-        """Return root, number of samples and age of the listing, for ``repr``."""
+        """Return the root, the samples and the age of the listing, for ``repr``."""
         return f"{self.url}: {samples}, listed {described_age(time.time() - self.listed_at)} ago"
 
     def _list_locally(self, url_or_path: str | os.PathLike[str], age: float) -> Listed:
@@ -256,7 +259,7 @@ class Origin:
         except OSError as err:
             if isinstance(err, PrefeedError):
                 raise
-            return self._list_into(_temporary_home(), url_or_path, age)  # the home cannot be written
+            return self._list_into(_temporary_home(), url_or_path, age)  # The home is not writable.
 
     def _list_into(self, home: Path, url_or_path: str | os.PathLike[str], age: float) -> Listed:
         source = open_as_made(os.fspath(url_or_path), self.config, self._access)
@@ -272,11 +275,7 @@ class Origin:
 
 
 class ObjectFile(io.BytesIO):
-    """Bytes of one object as a binary file; messages of decoders show its name.
-
-    Attributes:
-        name: Full path or URL of the object.
-    """
+    """Binary file with the bytes of one object. Decoders show its ``name`` (full path or URL) in their messages."""
 
     def __init__(self, data: bytes, name: str) -> None:
         super().__init__(data)
@@ -287,25 +286,25 @@ class ObjectFile(io.BytesIO):
 
 
 def name_object(err: Exception, name: str) -> None:
-    """Add the name of the object to an error that decoding has raised; type, arguments and attributes stay as they are."""
+    """Add the name of the object to an error from decoding as a note, which leaves type and arguments unchanged."""
     note = f"raised while prefeed's dataset decoded {name}"
-    if note not in getattr(err, "__notes__", ()):  # some libraries raise one error again and again
+    if note not in getattr(err, "__notes__", ()):  # Some libraries raise one instance repeatedly.
         err.add_note(note)
 
 
 class OriginDataset(MapStyle[Any], ABC):
-    """A dataset of the objects of one origin: what its loaders and their caches ask, and what it says of its listing."""
+    """Base class of datasets of one origin, with the methods that loaders and stage caches call."""
 
     _origin: Origin
 
     @property
     def listed_at(self) -> float:
-        """When the listing that this was made from began, in seconds since 1970."""
+        """Time when the dataset's listing began, in seconds since 1970."""
         return self._origin.listed_at
 
     @property
     def listing_age_seconds(self) -> float:
-        """How old that listing was when this was made."""
+        """Age of the listing when the dataset was created, in seconds."""
         return self._origin.listing_age_seconds
 
     def __repr__(self) -> str:
@@ -316,31 +315,31 @@ class OriginDataset(MapStyle[Any], ABC):
 
     @abstractmethod
     def prefeed_stage(self) -> Any:
-        """Return what samples are made with, for the caches of stages."""
+        """Return the inputs of a sample's computation, for stage caches."""
 
     def prefeed_settings(self) -> Config | None:
-        """Return the settings of the node that every loader of this dataset uses; None: those in force."""
+        """Return the settings of the node that all loaders of this dataset use; None for those in force."""
         return self._origin.node_config
 
     def _use_node(self) -> None:
-        """Read through the node's cache from now on, where there is one."""
+        """Allow reads through the node's cache."""
         self._origin.use_node()
 
     def prefeed_state(self) -> Any:
-        """Return what tells this dataset from others: what samples are made with, and which listing."""
+        """Return the identity of this dataset: ``prefeed_stage`` and its listing."""
         return self.prefeed_stage(), self._origin.settle().directory.name
 
 
 @functools.cache
 def _temporary_home() -> Path:
-    """Return a directory for manifests that lasts as long as this process and those that it starts."""
+    """Create a directory for manifests that is removed when this process exits."""
     directory = tempfile.mkdtemp(prefix="prefeed-manifests-")
     atexit.register(remove_tree, directory, ignore_errors=True)
     return Path(directory)
 
 
 class _ProcessSource:
-    """The source of this process; a forked child and an unpickled copy open their own."""
+    """Source that each process opens once. A forked child and an unpickled copy open their own."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -358,13 +357,13 @@ class _ProcessSource:
 
 
 def _show_listing(url: str) -> AbstractContextManager[ListingProgress]:
-    """Inside it, a terminal shows how far the listing of a URL has come; nothing elsewhere."""
+    """Show the progress of a listing if stderr is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return nullcontext(_ignore_progress)
-    shown = importlib.import_module("prefeed.datasets.progress")  # what draws it takes 25 ms of processor time
+    shown = importlib.import_module("prefeed.datasets.progress")  # Importing rich takes 25 ms.
     progress: AbstractContextManager[ListingProgress] = shown.ListingOnTerminal(url)
     return progress
 
 
 def _ignore_progress(objects: int, size: int) -> None:
-    """Nothing is shown of a listing."""
+    """Ignore the progress of a listing."""

@@ -1,4 +1,4 @@
-"""Samples of a pack."""
+"""``Packed``: a dataset of the samples of a pack."""
 
 from __future__ import annotations
 
@@ -22,25 +22,23 @@ Indices = npt.NDArray[np.int64]
 
 
 class Packed(OriginDataset):
-    """The files of a pack, read back one by one in any order: what ``prefeed pack`` made, or indexed.
+    """Files of a pack that ``prefeed pack`` created or indexed, with random access.
 
     Args:
-        url_or_path: Directory or URL of the pack, or ``sampleset://NAME/PATH``; the ``pack+`` before its scheme may be
-            left out.
-        decode: Applied to the bytes of each file, or to the dict of each group; its result is the sample.
-        group: False: a sample is the bytes of one file. True: it is the files of one key, as webdataset gives them:
-            a dict of their bytes by extension, in lower case, and the key as ``"__key__"``. Files without an extension
-            belong to no sample.
+        url_or_path: Directory or URL of the pack, or ``sampleset://NAME/PATH``. The ``pack+`` before its scheme is optional.
+        decode: Function that computes the sample from the bytes of a file, or from the dict of a group.
+        group: False if a sample is the bytes of one file. True if a sample is the files of one key, as in webdataset: a dict of
+            their bytes by lower-case extension, with the key as ``"__key__"``. Files without an extension are then ignored.
         config: Settings; defaults to those in force in the process.
-        listing_age: Seconds; a listing of the root that is no older will do. ``float("inf")``: the first one for ever.
-            Default: as the settings say, which is to list now.
+        listing_age: Maximum age of an existing listing of the root, in seconds. ``float("inf")`` reuses the first listing forever.
+            Defaults to the setting, whose default lists now.
 
-    Samples are in order of their paths; groups, of the first path of each.
+    Samples are in the order of their paths, and groups in the order of their first paths.
 
     Raises:
-        SourceError: There is no finished pack, or it cannot be read.
+        SourceError: No finished pack exists there, or the pack cannot be read.
 
-    **Threads and processes**: may be used in many threads, before and after a fork, and pickled to a spawned worker.
+    **Threads and processes**: can be used in many threads, before and after a fork, and pickled to a spawned worker.
     """
 
     def __init__(
@@ -77,12 +75,12 @@ class Packed(OriginDataset):
             raise
 
     def path(self, index: int) -> str:
-        """Return the path that a sample's file had when it was packed; of a group, its key."""
+        """Return the original path of a sample's file, or the key of a group."""
         path = self._origin.manifest.path(self._object_ids(index)[0])
         return path if self._groups is None else _split_key(path)[0]
 
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
-        """Return which objects each sample needs."""
+        """Return the objects of each sample."""
         dataset = self._origin.on_node(node, config)
         if self._groups is None:
             return AccessMap(dataset=dataset)
@@ -90,11 +88,11 @@ class Packed(OriginDataset):
         return AccessMap(dataset=dataset, ids=ids, starts=starts)
 
     def prefeed_stage(self) -> Any:
-        """Return what samples are made with, for the caches of stages."""
+        """Return the inputs of a sample's computation, for stage caches."""
         return self.url, self.decode, self.group
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
-        """Return the path of a sample, and what stands for its bytes: entry keys, of a group their digest."""
+        """Return the path of a sample, and its entry key or, for a group, the digest of its entry keys."""
         keys = [self._origin.settle().key(object_id) for object_id in self._object_ids(index)]
         return self.path(index), keys[0] if self._groups is None else xxh3_128(b"".join(keys)).digest()
 
@@ -121,7 +119,7 @@ def _split_key(path: str) -> tuple[str, str]:
 
 
 def _group_by_key(manifest: Manifest, url: str) -> tuple[Indices, Indices]:
-    """Return object ids group after group, and where each group begins, shapes (num_members,), (num_groups + 1,)."""
+    """Return the object ids of all groups, shape (num_members,), and the starts of groups, shape (num_groups + 1,)."""
     groups: dict[str, list[int]] = {}
     for object_id in range(manifest.num_objects):
         found = sample_of(manifest.path(object_id))

@@ -1,11 +1,11 @@
-"""``Plan``: what a program will read, in order, told to the node by the program itself, in any framework.
+"""``Plan``: the samples that a program will read, in order, for programs of any framework.
 
     plan = Plan(dataset, order) ──ids──→ node server: fetches ahead
-      │ extend, advance, cancel              ↑ reads that have ended
+      │ extend, advance, cancel              ↑ completed reads
       └─ plan.reader ─pickled, forked─→ any process: reader.read(item)
 
-The server follows it as it follows the plan of a loader (``client.consumer``). Where it has to start first, the program goes on meanwhile
-(``following``).
+The server follows a plan like that of a loader (``client.consumer``). While the server starts, the program continues and reads the
+origin (``consumer_future``).
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _log = logging.getLogger("prefeed")
 
 Name = str | os.PathLike[str]
 Item = int | Name | tuple[Name, int, int]
-"""A sample: its index, or the path or URL of its object; or a part of an object: its path or URL, offset and length in bytes."""
+"""Index of a sample, path or URL of its object, or a part of an object: path or URL, offset and length in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProgress:
-    """How far a plan is.
+    """Progress of a plan.
 
     Attributes:
-        planned: Samples that it names so far.
-        position: Samples that ``advance`` was told of: everything before is done.
-        reads: How the reads of its reader went, in all processes that have reported; None if no server follows the plan, or not yet.
+        planned: Number of samples in the plan.
+        position: Position of the last ``advance``. All samples before it are done.
+        reads: Counts of the reader's reads in all processes that have reported; None if no server follows the plan yet.
     """
 
     planned: int
@@ -63,13 +63,11 @@ class PlanProgress:
 
 
 class PlanReader:
-    """Reads the samples of a plan, and reports to the server that they were read.
-
-    Small and picklable: ``Plan.reader`` is what a program hands to its workers.
+    """Reads the samples of a plan, and reports the reads to the server. Pass ``Plan.reader`` to your workers.
 
     **Threads and processes**: any number of threads, forked and spawned processes.
-    **Blocking**: as reads of the dataset; a sample that is in memory is read without waiting. While the server starts, samples are read from
-    the origin, and pickling waits: another process can only be told of a plan that is followed.
+    **Blocking**: as reads of the dataset. A sample in memory is read without waiting. While the server starts, samples are read from
+    the origin, and pickling waits, because the pickle contains the consumer.
     """
 
     def __init__(self, dataset: OriginDataset, future: ConsumerFuture) -> None:
@@ -88,13 +86,13 @@ class PlanReader:
         return (_create_reader, (self._dataset, self._future.get()))
 
     def read(self, item: Item) -> Any:
-        """Return a sample, as the dataset returns it: the bytes of the object, unless the dataset decodes them; of a part its bytes.
+        """Return a sample as the dataset returns it, or the bytes of a part.
 
-        A sample that the plan does not name is read as well; nothing is ahead of it.
+        Samples outside of the plan can be read too, but are not prefetched.
 
         Raises:
             IndexError: The dataset has no such sample.
-            SourceError: The origin has no such object, or refuses it.
+            SourceError: The origin has no such object, or refuses access.
             TypeError: The dataset has no names, or the item is neither an index nor a name.
             ValueError: The object has no such part.
         """
@@ -111,12 +109,12 @@ class PlanReader:
         return self._dataset[index_of(self._dataset, item)]
 
     def close(self) -> None:
-        """Report what was read in this process, and close what is open; later reads are no longer the plan's. Idempotent."""
+        """Report the reads of this process, and close its readers. Later reads are not part of the plan. Idempotent."""
         self._is_cancelled = True
         self._readers.close()
 
     def take_read(self) -> list[Item]:
-        """Return what this process has read before it was known who follows the plan."""
+        """Return, and forget, the items that this process read before the consumer was known."""
         taken, self._read_before = self._read_before, []
         return taken
 
@@ -131,18 +129,18 @@ def _create_reader(dataset: OriginDataset, found: ConsumerRef | None) -> PlanRea
 
 
 class Plan:
-    """The samples that a program will read next, in order: the node has them in memory before they are read.
+    """Samples that a program will read, in order, so that the node prefetches them.
 
-    Loaders that prefeed serves make their own plans. This is for programs with other loops and pipelines.
+    Loaders that prefeed serves create their own plans. Use this class for other loops and pipelines.
 
     Args:
-        listing: A dataset of ``prefeed.datasets``, or the root that ``Objects`` would list: a directory or URL.
-        items: Indices of its samples, paths or URLs of its objects, or ``(path or URL, offset, length)`` for parts of them, in the
-            order of reading; they may repeat. Parts are fetched alone where the root is listed in blocks: ``blocks+URL``.
-        config: Settings; defaults to those in force in the process. A dataset of a sample set brings its own.
+        listing: A dataset of ``prefeed.datasets``, or a directory or URL for ``Objects``.
+        items: Indices of samples, paths or URLs of objects, or ``(path or URL, offset, length)`` for parts of objects, in the order
+            of reading. Items can repeat. Parts are fetched separately if the root is listed in blocks: ``blocks+URL``.
+        config: Settings; defaults to those in force in the process. A dataset of a sample set uses its own.
 
-    If no server can be reached, the plan is not followed, with one warning, and samples are read from the origin. So they are while a server
-    starts (``start_ahead``): then it is handed the plan, without what was read so far.
+    If no server can be reached, one warning is logged, and samples are read from the origin. Samples are also read from the origin while
+    a server starts (``start_ahead``). The server then receives the rest of the plan.
 
     Raises:
         IndexError: The listing has no such sample.
@@ -150,13 +148,13 @@ class Plan:
         ValueError: An object has no such part.
         SourceError: The root cannot be listed.
 
-    **Ownership**: the process that made it extends, advances and cancels it; ``reader`` goes to others.
+    **Ownership**: only the process that created the plan can extend, advance and cancel it. Pass ``reader`` to others.
     **Threads and processes**: any thread. In a forked child, ``extend`` and ``advance`` raise ``ForkedError``.
-    **Blocking**: until the root is listed, by this process if it is a local path and no server runs, else by the server; nothing waits for a
-    fetch. An error that nobody expects, of a dataset, comes with the first use of the plan.
+    **Blocking**: until the root is listed, by this process if it is a local path and no server runs, otherwise by the server. Fetches do
+    not block. An unexpected error of a dataset is raised at the next use of the plan.
 
     Attributes:
-        reader: Reads its samples, also in other processes.
+        reader: Reader of the samples, also for other processes.
     """
 
     def __init__(
@@ -170,11 +168,11 @@ class Plan:
         if isinstance(listing, str | os.PathLike):
             here = _must_start_server(settings) and not is_named(listing) and canonical_url(listing).startswith("/")
             if here:
-                start_ahead(settings)  # while the root is listed
+                start_ahead(settings)  # The server starts while this process lists the root.
             listing = Objects._without_node(listing, settings) if here else Objects(listing, config=settings)
         elif not isinstance(listing, OriginDataset):
             raise TypeError(
-                f"a plan is made of a dataset of prefeed.datasets, a directory or a URL, not of {type(listing).__name__}"
+                f"a plan needs a dataset of prefeed.datasets, a directory or a URL, not {type(listing).__name__}"
             )
         self._dataset: Any = listing
         self._pid = os.getpid()
@@ -202,32 +200,32 @@ class Plan:
         return self.reader.read(item)
 
     def extend(self, items: Iterable[Item]) -> None:
-        """These follow in the order of reading.
+        """Append items to the plan.
 
-        The server keeps about 10 million objects of a plan that ``advance`` has not passed, and follows no further.
+        The server stores about 10 million objects after the position of ``advance``, and prefetches no further ones.
 
         Raises:
             IndexError: The listing has no such sample.
             ObjectNotFoundError: The listing has no object of that name.
             ValueError: The plan was cancelled, or an object has no such part.
-            ForkedError: In a forked child.
+            ForkedError: The caller is a forked child.
         """
         more = self._to_samples(items)
         with self._lock_plan():
             self._append(*more)
 
     def advance(self, position: int) -> None:
-        """All samples before this position of the plan are done, or are not read: the server waits for them no longer.
+        """Mark all samples before a position as done, so that the server does not wait for reads of them.
 
-        Reads through ``reader`` are reported without it. It is needed where samples are left out, and for a plan that is
-        extended without end.
+        Reads through ``reader`` are reported automatically. Call ``advance`` if your program skips samples or extends the plan
+        indefinitely.
 
         Args:
-            position: Of the order of reading, 0 to ``len(plan)``; one that is no further than before changes nothing.
+            position: Position in the plan, 0 to ``len(plan)``. A position before the current one has no effect.
 
         Raises:
-            ValueError: The plan has no such position, or was cancelled.
-            ForkedError: In a forked child.
+            ValueError: The position is out of range, or the plan was cancelled.
+            ForkedError: The caller is a forked child.
         """
         with self._lock_plan():
             if not 0 <= position <= self._num_planned:
@@ -238,7 +236,7 @@ class Plan:
                     self._consumer.advance(self._ends.id_at(position))
 
     def progress(self) -> PlanProgress:
-        """Return how far the plan is. **Blocking**: until the server answers, a few seconds at most; not while it starts."""
+        """Return the progress of the plan. **Blocking**: a few seconds at most, for the server's reply."""
         self._raise_error()
         counts = None
         if self._consumer is not None and not self._is_cancelled:
@@ -247,7 +245,7 @@ class Plan:
         return PlanProgress(planned=self._num_planned, position=self._position, reads=counts)
 
     def cancel(self) -> None:
-        """Nothing more is fetched ahead for the plan; samples can still be read. Idempotent; nothing in a forked child."""
+        """Stop prefetching for the plan. Samples can still be read. Idempotent; no effect in a forked child."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -259,7 +257,7 @@ class Plan:
                 self._consumer.close()
 
     def __len__(self) -> int:
-        """Return how many samples it names so far."""
+        """Return the number of samples in the plan."""
         return self._num_planned
 
     def __repr__(self) -> str:
@@ -282,19 +280,19 @@ class Plan:
         self.cancel()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a plan belongs to the process that made it: give plan.reader to other processes")
+        raise TypeError("a plan belongs to the process that created it: pass plan.reader to other processes")
 
     @contextmanager
     def _lock_plan(self) -> Iterator[None]:
-        """Inside it, this thread alone changes the plan, which is not over."""
+        """Hold the plan's lock, and check that the plan can be changed."""
         if self._pid != os.getpid():
             raise ForkedError(
-                "a plan belongs to the process that made it: a forked child reads with plan.reader, and may make a plan of its own"
+                "a plan belongs to the process that created it: read with plan.reader in a forked child, or create another plan there"
             )
         with self._lock:
             self._raise_error()
             if self._is_cancelled:
-                raise ValueError("the plan was cancelled: make another one")
+                raise ValueError("the plan was cancelled: create another one")
             yield
 
     def _raise_error(self) -> None:
@@ -306,11 +304,11 @@ class Plan:
                 del error
 
     def _append(self, samples: Indices, sizes: Indices | None) -> None:
-        """These follow; the server is told when it follows the plan.
+        """Append samples to the plan, and send them to the server if it follows the plan already.
 
         Args:
-            samples: Of all items, one after the other.
-            sizes: How many samples each item has; None: one each.
+            samples: Samples of all items.
+            sizes: Number of samples of each item; None for one each.
         """
         num_items = len(samples) if sizes is None else len(sizes)
         self._num_planned += num_items
@@ -323,7 +321,7 @@ class Plan:
             self._consumer.extend(ids, are_read_soon=False)
 
     def _begin(self, access: AccessMap | None, consumer: Consumer | None) -> None:
-        """It is known who follows the plan: that one is told what is left of it."""
+        """Set the consumer, and send it the items that were not read yet."""
         with self._lock:
             if self._is_cancelled:
                 if consumer is not None:
@@ -347,14 +345,14 @@ class Plan:
         self._future.resolve(None if consumer is None else (consumer.dataset, consumer.number))
 
     def _to_objects(self, samples: Indices, sizes: Indices | None) -> tuple[Indices, Indices | None]:
-        """Return the objects of items in the order of reading, and how many each item has; None: one each."""
+        """Return the objects of items in the order of reading, and the number per item; None for one each."""
         if self._access is None:
             return samples, sizes
         ids, counts = self._access.object_ids(samples)
         return ids.astype(np.int64, copy=False), counts if sizes is None else sizes
 
     def _to_samples(self, items: Iterable[Item]) -> tuple[Indices, Indices | None]:
-        """Return the samples of items, 0 to the length of the dataset, and how many each item has; None: one each."""
+        """Return the non-negative sample indices of items, and the number per item; None for one each."""
         if isinstance(items, str | bytes | os.PathLike):
             raise TypeError(f"a plan takes several items: [{items!r}]")
         length = len(self._dataset)
@@ -379,12 +377,12 @@ class Plan:
 
 
 def index_of(dataset: Any, item: Item) -> int:
-    """Return the index of a sample that is named by its index, or by the path or URL of its object.
+    """Return the index of a sample, given as an index or as the path or URL of its object.
 
     Raises:
         IndexError: The dataset has no such sample.
-        ObjectNotFoundError: It has no object of that name.
-        TypeError: It has no names, or the item is neither an index nor a name.
+        ObjectNotFoundError: The dataset has no such object.
+        TypeError: The dataset has no names, or the item is neither an index nor a name.
     """
     if isinstance(item, str | os.PathLike):
         return _require_names(dataset, item).index_of(item)
@@ -397,10 +395,10 @@ def index_of(dataset: Any, item: Item) -> int:
 
 
 def _require_names(dataset: Any, item: Any) -> Objects:
-    """Return the dataset, whose samples have names.
+    """Check that the samples of a dataset have names, and return the dataset.
 
     Raises:
-        TypeError: They have none.
+        TypeError: The samples have no names.
     """
     if not isinstance(dataset, Objects):
         raise TypeError(
@@ -410,18 +408,18 @@ def _require_names(dataset: Any, item: Any) -> Objects:
 
 
 def _count_objects(ids: Indices, counts: Indices | None) -> Indices:
-    """Return how many objects each item has."""
+    """Return the number of objects of each item."""
     return np.ones(len(ids), dtype=np.int64) if counts is None else counts
 
 
 def _remaining(ids: Indices, counts: Indices, *, done: Indices, num_passed: int) -> tuple[Indices, Indices]:
-    """Return what is left of the objects of a plan, and how many each item has still.
+    """Return the objects of a plan that were not read yet, and their number per item.
 
     Args:
         ids: Objects in the order of reading.
-        counts: How many each item has, shape (num_items,).
-        done: Objects that were read, each as often as it was.
-        num_passed: Items at the start that are done, or are not read.
+        counts: Number of objects of each item, shape (num_items,).
+        done: Objects that were read, repeated if read several times.
+        num_passed: Number of items at the start that ``advance`` marked as done.
     """
     item_of = np.repeat(np.arange(len(counts)), counts)
     is_left = item_of >= num_passed
@@ -435,20 +433,20 @@ def _remaining(ids: Indices, counts: Indices, *, done: Indices, num_passed: int)
 
 
 _Items = tuple[Indices, Indices | None]
-"""Samples, and how many each item has; see ``Plan._samples``."""
+"""Samples, and the number of samples of each item. See ``Plan._to_samples``."""
 
 
 def _must_start_server(config: Config) -> bool:
-    """Return whether a server would have to start, and the program is to go on meanwhile."""
+    """Return True if no server runs and the settings allow to start one in the background."""
     return config.enabled and config.autostart and config.limits.start_ahead and not is_listening(config)
 
 
 def _follow_in_thread(plan: weakref.ref[Plan], dataset: Any, config: Config, future: ConsumerFuture) -> None:
-    """Begin to follow a plan; in a thread, which ends when that is done, or the plan is gone."""
+    """Connect a plan to the server, in a thread that does not keep the plan alive."""
     access = consumer = None
     try:
         access, consumer = _connect(dataset, config)
-    except Exception as err:  # noqa: BLE001 - of the dataset: the program hears of it where it uses the plan
+    except Exception as err:  # noqa: BLE001 - an error of the dataset, which the next use of the plan raises
         _fail(plan(), err)
     followed = plan()
     if followed is not None:
@@ -464,7 +462,7 @@ def _fail(plan: Plan | None, error: Exception) -> None:
 
 
 def _connect(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer | None]:
-    """Return the dataset's access map and a voice for its plan on the node; nothing when no server can be reached."""
+    """Connect to the node; return the dataset's access map and a consumer, or two Nones without a server."""
     if not config.enabled:
         return None, None
     try:
@@ -476,7 +474,7 @@ def _connect(dataset: Any, config: Config) -> tuple[AccessMap | None, Consumer |
             raise
     except (PrefeedError, OSError) as err:
         _log.warning(
-            "prefeed: no plan for %s, whose objects are read when they are asked for: %s", repr(dataset), str(err)
+            "prefeed: no plan for %s, whose objects are fetched when they are read: %s", repr(dataset), str(err)
         )
         return None, None
     return access, Consumer(node, access.dataset)

@@ -1,4 +1,4 @@
-"""How far a listing has come, on a terminal. Imported only where there is one."""
+"""Progress of a listing on a terminal. Imported only if stderr is a terminal, because rich is slow to import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prefeed.types import ListingProgress
 
 
 class ListingOnTerminal:
-    """Shows the objects that were listed, until it is left. A context manager."""
+    """Context manager that shows the number of listed objects."""
 
     def __init__(self, url: str) -> None:
         columns = (TextColumn("listing {task.description}: {task.completed:,.0f} objects"), TimeElapsedColumn())
