@@ -252,12 +252,12 @@ def test_an_account_in_a_url_is_no_container(root: Path, monkeypatch: pytest.Mon
     fs = fsspec.filesystem("prefeed")
     url = "abfs://images@ours.dfs.core.windows.net/a/b.bin"
     with pytest.raises(ConfigError, match=r"in the account 'ours', and prefeed would ask none: .*ACCOUNT_NAME=ours"):
-        fs._full(url)
+        fs._full_url(url)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "theirs")
     with pytest.raises(ConfigError, match="would ask theirs"):
-        fs._full(url)
+        fs._full_url(url)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ours")
-    assert fs._full(url) == fs._full("prefeed://abfss://images/a/b.bin") == "az://images/a/b.bin"
+    assert fs._full_url(url) == fs._full_url("prefeed://abfss://images/a/b.bin") == "az://images/a/b.bin"
 
 
 def test_ranges_that_cannot_be_read_stand_among_those_that_can(root: Path) -> None:

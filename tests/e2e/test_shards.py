@@ -26,7 +26,7 @@ from cover import crossed
 from limits import set_limits
 from prefeed.client.block_file import BlockFile
 from prefeed.files import close
-from prefeed.files.shards import OpenedAhead
+from prefeed.files.shards import FilePrefetcher
 from prefeed.files.webdataset import register
 from sandbox import Sandbox
 
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_it_at_once(paths: list[str]) -> None:
         yield from paths[:2]
         raise KeyboardInterrupt
 
-    ahead = OpenedAhead(urls(), lambda _: None, prefeed.Config())
+    ahead = FilePrefetcher(urls(), lambda _: None, prefeed.Config())
     with pytest.raises(KeyboardInterrupt):
         next(ahead)
     ahead.close()
@@ -106,7 +106,7 @@ def test_files_that_are_not_reached_are_closed(paths: list[str]) -> None:
         opened.append(prefeed.open(path, readahead=True))
         return opened[-1]
 
-    ahead = OpenedAhead(iter(paths), open_one, prefeed.Config())
+    ahead = FilePrefetcher(iter(paths), open_one, prefeed.Config())
     _, first = next(ahead)
     ahead.close()
     close()  # waits for those that are being opened
@@ -126,7 +126,7 @@ def test_the_next_shards_are_opened_while_one_is_read(paths: list[str]) -> None:
         threads.append(threading.current_thread().name)
         return prefeed.open(path, readahead=True)
 
-    ahead = OpenedAhead(iter(paths), open_one, prefeed.Config())
+    ahead = FilePrefetcher(iter(paths), open_one, prefeed.Config())
     _, first = next(ahead)
     assert isinstance(first, BlockFile)
     assert first.read() == Path(paths[0]).read_bytes()
@@ -154,12 +154,12 @@ def test_connections_are_closed_behind_shards_that_are_being_opened(
         opened.append(path)
         return prefeed.open(path, readahead=True)
 
-    ahead = OpenedAhead(iter(paths[:2]), open_one, prefeed.Config())
+    ahead = FilePrefetcher(iter(paths[:2]), open_one, prefeed.Config())
     _, first = next(ahead)
     assert isinstance(first, BlockFile)
     seen: list[list[str]] = []
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules[OpenedAhead.__module__], "close_blocks", lambda: seen.append(list(opened)))
+        patched.setattr(sys.modules[FilePrefetcher.__module__], "close_blocks", lambda: seen.append(list(opened)))
         closer = threading.Thread(target=close)
         closer.start()
         closer.join(0.2)  # long enough to close too early
@@ -173,7 +173,7 @@ def test_connections_are_closed_behind_shards_that_are_being_opened(
 def test_a_pipeline_that_is_left_closes_its_shards_in_any_thread(paths: list[str]) -> None:
     """It may be collected in the very thread that opens a shard, which nothing may wait for then."""
     opened: list[Any] = []
-    left: list[OpenedAhead[str]] = []
+    left: list[FilePrefetcher[str]] = []
 
     def open_one(path: str) -> Any:
         opened.append(prefeed.open(path, readahead=True))
@@ -181,7 +181,7 @@ def test_a_pipeline_that_is_left_closes_its_shards_in_any_thread(paths: list[str
             left[0].close()
         return opened[-1]
 
-    ahead = OpenedAhead(iter(paths[:2]), open_one, prefeed.Config())
+    ahead = FilePrefetcher(iter(paths[:2]), open_one, prefeed.Config())
     left.append(ahead)
     _, first = next(ahead)
     close()
@@ -190,7 +190,7 @@ def test_a_pipeline_that_is_left_closes_its_shards_in_any_thread(paths: list[str
     first.close()
 
 
-def _read_rest(ahead: OpenedAhead[str], may_open: threading.Event, paths: list[str]) -> None:
+def _read_rest(ahead: FilePrefetcher[str], may_open: threading.Event, paths: list[str]) -> None:
     """Read the shards that are not open yet; in a forked child it opens them itself."""
     may_open.set()
     for (_, file), path in zip(ahead, paths, strict=True):

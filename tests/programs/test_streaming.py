@@ -213,7 +213,7 @@ def _shuffle(root: Path) -> None:
     own = filesystem.PrefeedFileSystem._open
 
     def opened(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-        given.append((self._full(path), None) in filesystem._ahead)
+        given.append((self._full_url(path), None) in filesystem._ahead)
         return own(self, path, *args, **kwargs)
 
     filesystem.PrefeedFileSystem._open = opened

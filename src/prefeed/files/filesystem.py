@@ -67,7 +67,7 @@ _CREDENTIALS: Final = re.compile(
 _FRESH_SECONDS: Final = 15.0
 """A file that was opened ahead is given to its reader within this time; later only if the object is asked for and has not changed."""
 
-_MOST_AHEAD: Final = 16
+_MAX_AHEAD: Final = 16
 """Files that are open ahead: one per stream that is read."""
 
 _ahead: Final[dict[tuple[str, Config | None], tuple[float, BlockFile]]] = {}
@@ -133,7 +133,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL by which fsspec opens a name."""
-        full = self._full(name)
+        full = self._full_url(name)
         return f"{_SCHEME}{'file://' if full.startswith('/') else ''}{full}"
 
     # ------------------------------------------------------------ one object
@@ -144,13 +144,13 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         Raises:
             FileNotFoundError: There is neither.
         """
-        full = self._full(path)
+        full = self._full_url(path)
         try:
-            root, name, blocks = self._place(full)
-            return _described(blocks.info(root, name), full)
+            root, name, blocks = self._locate(full)
+            return _describe(blocks.info(root, name), full)
         except (ObjectNotFoundError, IsADirectoryError, PassedThroughError, ConfigError) as err:
             if self._has_below(full):
-                return _directory(full)
+                return _describe_directory(full)
             if isinstance(err, ConfigError):
                 raise
             raise FileNotFoundError(str(err)) from err
@@ -175,7 +175,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
     ) -> Any:
-        full, readahead = self._full(path), options.get("readahead")
+        full, readahead = self._full_url(path), options.get("readahead")
         is_followed = mode == "rb" and readahead is None
         opened, ahead = _ahead.pop((full, self._config), (0.0, None)) if is_followed else (0.0, None)
         if ahead is not None and time.monotonic() - opened < _FRESH_SECONDS:
@@ -183,7 +183,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         else:
             file = open_object(full, mode, readahead=readahead, config=self._config)
             if ahead is not None:
-                file = _either(ahead, file)
+                file = _choose_version(ahead, file)
         after = hugging_face.following(full)
         if after is not None and isinstance(file, BlockFile):
             file.when_half_read(partial(self._open_ahead, after))
@@ -196,7 +196,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             if isinstance(file, BlockFile):
                 file.begin_as(before)
                 _ahead[full, self._config] = time.monotonic(), file
-                for oldest in list(_ahead)[:-_MOST_AHEAD]:
+                for oldest in list(_ahead)[:-_MAX_AHEAD]:
                     _, file = _ahead.pop(oldest, (0.0, file))
                     file.close()
 
@@ -247,12 +247,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """Return the bytes of an object from ``start`` to before ``end``; negative numbers count from its end."""
         with self._open(path, readahead=False) as file:
-            return _part(file, start, end)
+            return _read_part(file, start, end)
 
     def get(self, rpath: Any, lpath: Any, recursive: bool = False, **options: Any) -> None:
         """Copy objects to local files; see fsspec, which compares the path with those that ``find`` returns."""
         given = rpath if isinstance(rpath, list) else [rpath]
-        paths = [self._full(path) + "/" * os.fspath(path).endswith("/") for path in given]
+        paths = [self._full_url(path) + "/" * os.fspath(path).endswith("/") for path in given]
         super().get(paths if isinstance(rpath, list) else paths[0], lpath, recursive=recursive, **options)
 
     def cat_ranges(
@@ -287,10 +287,10 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                     file = files.get(path) or self._open(path)
                     if isinstance(file, BlockFile):
                         files[path] = file
-                        found.append(_part(file, start, end))
+                        found.append(_read_part(file, start, end))
                     else:  # of a local disk: it has a descriptor
                         with file:
-                            found.append(_part(file, start, end))
+                            found.append(_read_part(file, start, end))
                 except Exception as err:  # fsspec's own: whatever it is, it stands in for these bytes alone
                     if on_error != "return":
                         raise
@@ -308,9 +308,9 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         Raises:
             FileNotFoundError: There is neither.
         """
-        full = self._full(path)
-        files, below = self._level(full)
-        found = {one["name"]: one for one in (*files.values(), *map(_directory, below))}
+        full = self._full_url(path)
+        files, below = self._list_level(full)
+        found = {one["name"]: one for one in (*files.values(), *map(_describe_directory, below))}
         if not found:
             itself = self.info(path)
             found = {} if itself["type"] == "directory" else {itself["name"]: itself}
@@ -340,19 +340,19 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """
         if maxdepth is not None and maxdepth < 1:
             raise ValueError(f"maxdepth must be at least 1, not {maxdepth}")
-        yield from self._walk(self._full(path), "", maxdepth, topdown=topdown, on_error=on_error, detail=detail)
+        yield from self._walk(self._full_url(path), "", maxdepth, topdown=topdown, on_error=on_error, detail=detail)
 
     def _walk(
         self, root: str, path: str, maxdepth: int | None, *, topdown: bool, on_error: Any, detail: bool
     ) -> Iterator[Any]:
         full = self._names_below(root)(path) if path else root
         try:
-            files, below = self._level(root, path)
+            files, below = self._list_level(root, path)
             if not path and not files and not below:
                 itself = self.info(root)
                 files = {"": itself} if itself["type"] == "file" else {}
         except OSError as err:
-            if on_error is None and isinstance(err, AccessDeniedError) and not is_of_store(self._resolved(root)[0]):
+            if on_error is None and isinstance(err, AccessDeniedError) and not is_of_store(self._resolve(root)[0]):
                 left_out = LeftOut()
                 left_out.add(f"{path}/", str(err))
                 left_out.warn(root)
@@ -362,7 +362,9 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                 on_error(err)
             return
         paths = {name[len(full.rstrip("/")) + 1 :]: below[name] for name in below}
-        directories: Any = {name: _directory(f"{full.rstrip('/')}/{name}") for name in paths} if detail else list(paths)
+        directories: Any = (
+            {name: _describe_directory(f"{full.rstrip('/')}/{name}") for name in paths} if detail else list(paths)
+        )
         found = full, directories, files if detail else list(files)
         if topdown:
             yield found
@@ -380,12 +382,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         """Return all objects below a directory, in order of their names; with ``detail`` a dict of descriptions."""
         if maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
-        full = self._full(path)
+        full = self._full_url(path)
         try:
-            url, blocks = self._resolved(full)
+            url, blocks = self._resolve(full)
             name_of = self._names_below(full)
             infos = [info for batch in blocks.source(url).list_whole() for info in batch]
-            found = {name: _described(info, name) for info in infos for name in (name_of(info.path),)}
+            found = {name: _describe(info, name) for info in infos for name in (name_of(info.path),)}
             if found and full.startswith(_STORES):
                 with suppress(FileNotFoundError):
                     found[full] = self._info_of_object(full)
@@ -407,7 +409,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     def glob(self, path: str, maxdepth: int | None = None, detail: bool = False, **options: Any) -> Any:
         """Return what matches a pattern, as URLs that fsspec opens: Hugging Face's datasets takes them for that; see fsspec."""
-        full = self._full(path)
+        full = self._full_url(path)
         if _QUERY.match(full):  # its ? is no wildcard
             found = {full: self.info(full)} if self.exists(full) else {}
         else:
@@ -417,7 +419,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     # ------------------------------------------------------------ inside
 
-    def _full(self, path: str) -> str:
+    def _full_url(self, path: str) -> str:
         """Return the whole URL, or the absolute path, that a path stands for."""
         text = str(self._strip_protocol(path))
         if "://" in text:
@@ -427,10 +429,10 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             scheme = _AS_IN_SPEC.get(scheme, scheme)
             return scheme + separator + (self._in_container(rest) if scheme == _AZURE else rest)
         if self._target is None:
-            return text if text.startswith("/") else self._named(text)
+            return text if text.startswith("/") else self._resolve_name(text)
         return canonical_url(text) if self._target in _OWN else f"{self._target}://{text}"
 
-    def _named(self, text: str) -> str:
+    def _resolve_name(self, text: str) -> str:
         """Return the URL in a sample set, or the path of which pathlib has dropped the first slash, if there is no such set."""
         url = SAMPLE_SET + text
         name, slash, _ = text.partition("/")
@@ -461,22 +463,22 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             )
         return container + slash + path
 
-    def _resolved(self, full: str) -> tuple[str, Blocks]:
+    def _resolve(self, full: str) -> tuple[str, Blocks]:
         url, settings = resolve(full, settings_of(self._config))
         return url, blocks_of(settings)
 
-    def _place(self, full: str) -> tuple[str, str, Blocks]:
-        url, blocks = self._resolved(full)
+    def _locate(self, full: str) -> tuple[str, str, Blocks]:
+        url, blocks = self._resolve(full)
         root, name = split_object(url)
         return root, name, blocks
 
-    def _level(self, full: str, path: str = "") -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    def _list_level(self, full: str, path: str = "") -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
         """Return what is right below a directory of a root.
 
         Returns:
             Descriptions of the files, by their names in the directory; and by the full names of the directories their paths in the root.
         """
-        infos, directories = self._listed_level(full, path)
+        infos, directories = self._query_level(full, path)
         name_of = self._names_below(full)
         start = f"{path}/" if path else ""
         skip = len(name_of(start))
@@ -485,12 +487,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             inside = info.path[len(start) :]  # empty: the marker of the directory itself
             if inside or info.size_bytes:
                 name = name_of(start + inside)
-                files[name[skip:]] = _described(info, name)
+                files[name[skip:]] = _describe(info, name)
         return files, {name_of(directory): directory for directory in directories}
 
-    def _listed_level(self, full: str, path: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def _query_level(self, full: str, path: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Return the objects and directories right below a directory of a root, and its own marker."""
-        url, blocks = self._resolved(full)
+        url, blocks = self._resolve(full)
         try:
             return blocks.ask(lambda: blocks.source(url).list_level(path))
         except (ObjectNotFoundError, EmptyListingError):
@@ -499,20 +501,20 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def _info_of_object(self, full: str) -> dict[str, Any]:
         """Return what ``info`` returns of an object; raise FileNotFoundError for a directory and for nothing."""
         try:
-            root, name, blocks = self._place(full)
-            return _described(blocks.info(root, name), full)
+            root, name, blocks = self._locate(full)
+            return _describe(blocks.info(root, name), full)
         except (ObjectNotFoundError, IsADirectoryError, PassedThroughError, ConfigError) as err:
             raise FileNotFoundError(str(err)) from err
 
     def _names_below(self, full: str) -> Callable[[str], str]:
         """Return what returns the name of a path below: by it ``open`` finds the object, which takes percents of web servers."""
-        base, is_web = full.rstrip("/"), self._resolved(full)[0].startswith(_WEB)
+        base, is_web = full.rstrip("/"), self._resolve(full)[0].startswith(_WEB)
         return lambda path: f"{base}/{quote(path, errors='surrogateescape') if is_web else path}"
 
     def _has_below(self, full: str) -> bool:
-        if any(self._listed_level(full)):
+        if any(self._query_level(full)):
             return True
-        url, _ = self._resolved(full)
+        url, _ = self._resolve(full)
         return not is_of_store(url) and os.path.isdir(url)
 
 
@@ -529,7 +531,7 @@ def _credentials_in(options: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _either(ahead: BlockFile, now: Any) -> Any:
+def _choose_version(ahead: BlockFile, now: Any) -> Any:
     """Return the file that was opened ahead if it is still the same version, else the one that was opened now; close the other one."""
     is_same = (
         isinstance(now, BlockFile) and ahead.version != "" and (ahead.version, ahead.size) == (now.version, now.size)
@@ -538,14 +540,14 @@ def _either(ahead: BlockFile, now: Any) -> Any:
     return ahead if is_same else now
 
 
-def _part(file: Any, start: int | None, end: int | None) -> bytes:
+def _read_part(file: Any, start: int | None, end: int | None) -> bytes:
     size = file.size if isinstance(file, BlockFile) else os.fstat(file.fileno()).st_size
     begin, stop, _ = slice(start, end).indices(size)
     file.seek(begin)
     return bytes(file.read(max(0, stop - begin)))
 
 
-def _described(info: ObjectInfo, name: str) -> dict[str, Any]:
+def _describe(info: ObjectInfo, name: str) -> dict[str, Any]:
     size = info.size_bytes if info.size_bytes >= 0 else None
     return {
         "name": name,
@@ -556,5 +558,5 @@ def _described(info: ObjectInfo, name: str) -> dict[str, Any]:
     }
 
 
-def _directory(name: str) -> dict[str, Any]:
+def _describe_directory(name: str) -> dict[str, Any]:
     return {"name": name.rstrip("/"), "size": 0, "type": "directory"}

@@ -23,7 +23,7 @@ from webdataset.pytorch import IterableDataset
 from webdataset.utils import pytorch_worker_info
 
 from prefeed.errors import ResumeError
-from prefeed.files.stages import Stages
+from prefeed.files.stages import PipelineStages
 from prefeed.files.webdataset import KnownOrder, block_file_of, inner_url, url_of
 from prefeed.sources.file_versions import changed_ns_of
 
@@ -63,13 +63,13 @@ class Resumable(IterableDataset):  # type: ignore[misc]
         super().__init__()
         self.pipeline = pipeline
         self._same_versions = same_versions
-        self._stages = Stages(pipeline)
-        self._epoch: Epoch | None = None
+        self._stages = PipelineStages(pipeline)
+        self._epoch: EpochIterator | None = None
         self._loaded: State | None = None
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> EpochIterator:
         loaded, self._loaded = self._loaded, None
-        self._epoch = Epoch(self._stages, loaded, same_versions=self._same_versions)
+        self._epoch = EpochIterator(self._stages, loaded, same_versions=self._same_versions)
         return self._epoch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,14 +109,14 @@ class Resumable(IterableDataset):  # type: ignore[misc]
 # ---------------------------------------------------------------- an epoch
 
 
-class Epoch:
+class EpochIterator:
     """Iterator over one epoch, or over the rest of one.
 
     Attributes:
         is_finished: It has given its last sample, and said so.
     """
 
-    def __init__(self, stages: Stages, loaded: State | None, *, same_versions: bool) -> None:
+    def __init__(self, stages: PipelineStages, loaded: State | None, *, same_versions: bool) -> None:
         self._stages = stages
         self._process = [int(number) for number in pytorch_worker_info()]
         self._num_yielded = self._repetition = 0
@@ -128,9 +128,9 @@ class Epoch:
             stages.restore(state["began"])
         if state is not None and not same_versions:
             state = state | {"versions": []}
-        self._pass = Pass(stages, state)
+        self._pass = ShardPass(stages, state)
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> EpochIterator:
         return self
 
     def __next__(self) -> Any:
@@ -145,7 +145,7 @@ class Epoch:
             self._repetition += 1
             if not self._pass.num_yielded or self._repetition >= self._stages.repetitions:
                 break
-            self._pass = Pass(self._stages, None)
+            self._pass = ShardPass(self._stages, None)
         self.is_finished = not self._has_failed
         raise StopIteration
 
@@ -168,7 +168,7 @@ class Epoch:
             )
 
 
-class _Slot:
+class _SampleSlot:
     """Stands for a sample; it is empty while only places are known."""
 
     __slots__ = ("place", "sample")
@@ -177,13 +177,13 @@ class _Slot:
         self.place, self.sample = place, sample
 
 
-class Pass:
+class ShardPass:
     """Iterator over all shards once; shards and samples are counted.
 
     A place is the number of a shard in the order, and that of a sample in it.
     """
 
-    def __init__(self, stages: Stages, state: State | None) -> None:
+    def __init__(self, stages: PipelineStages, state: State | None) -> None:
         self._stages = stages
         self._began = stages.states()
         self._urls = stages.urls()
@@ -200,14 +200,14 @@ class Pass:
         self._numbers: deque[int] = deque()  # of shards that are going to be read
         self._number = 0
         self._place = 0, 0  # the samples of its shard before it were read
-        self._open: dict[tuple[int, int], _Slot] = {}
+        self._open: dict[tuple[int, int], _SampleSlot] = {}
         self._reader: Iterator[tuple[tuple[int, int], Any]] | None = None
-        self._shuffled = stages.shuffled(self._slots())
+        self._shuffled = stages.shuffle(self._slots())
         if state is not None:
             self._replay(state)
-        self._made = stages.made(self._taken())
+        self._made = stages.transform(self._take_samples())
 
-    def __iter__(self) -> Pass:
+    def __iter__(self) -> ShardPass:
         return self
 
     def __next__(self) -> Any:
@@ -216,9 +216,9 @@ class Pass:
         return made
 
     def state(self) -> State:
-        """Return what ``Pass`` takes, as plain values."""
+        """Return what ``ShardPass`` takes, as plain values."""
         while self._num_hashed < len(self._counts):
-            self._hash.update(_line_of(self._names[self._num_hashed]))
+            self._hash.update(_hash_line(self._names[self._num_hashed]))
             self._num_hashed += 1
         held = self._stages.num_held if self._num_taken_here and not self._is_over else 0
         return {
@@ -239,7 +239,7 @@ class Pass:
         self._versions = list(self._known_versions)
         self._drawn = list(itertools.islice(self._urls, len(self._known)))
         self._names = [url_of(item) for item in self._drawn]
-        found = sha256(b"".join(map(_line_of, self._names))).hexdigest()
+        found = sha256(b"".join(map(_hash_line, self._names))).hexdigest()
         if found != state["shards"]:
             raise ResumeError(
                 f"the first {len(self._known)} shards are others than before: the list of shards, or the order that is drawn, has "
@@ -256,13 +256,13 @@ class Pass:
         self._is_replaying = False
         self._num_taken, self.num_yielded = state["num_taken"], state["num_made"]
 
-    def _slots(self) -> Iterator[_Slot]:
+    def _slots(self) -> Iterator[_SampleSlot]:
         """Yield a slot for each sample: empty ones up to the place, then with their samples."""
         place = 0, 0
         for place in _places(self._known):
             if not self._is_replaying:
                 break
-            slot = self._open[place] = _Slot(place)
+            slot = self._open[place] = _SampleSlot(place)
             self._count(place)
             yield slot
         else:
@@ -276,7 +276,7 @@ class Pass:
         for found, sample in self._reader:
             if found >= place:
                 self._count(found)
-                yield _Slot(found, sample)
+                yield _SampleSlot(found, sample)
 
     def _count(self, place: tuple[int, int]) -> None:
         number, index = place
@@ -305,11 +305,11 @@ class Pass:
         items = KnownOrder(self._items(again))
         last, index = -1, 0
         shard, num_missing = self._place
-        for sample in self._stages.samples(items, self._opened, is_whole=not self._known):
+        for sample in self._stages.read_samples(items, self._track_opened, is_whole=not self._known):
             index = index + 1 if self._number == last else 0
             if index == 0 and self._stages.reads_at_once:
                 item, self._item = self._item, None
-                self._note_version(item.get("stream") if isinstance(item, dict) else None)
+                self._check_version(item.get("stream") if isinstance(item, dict) else None)
             last = self._number
             num_missing -= last == shard
             if last > shard and num_missing > 0:
@@ -323,7 +323,7 @@ class Pass:
             f"{self._names[number]} has fewer samples than before: it has changed, and the epoch cannot resume exactly"
         )
 
-    def _note_version(self, stream: Any) -> None:
+    def _check_version(self, stream: Any) -> None:
         """A shard was opened; raise ResumeError if it has another version than before."""
         version, number = _version_of(stream), self._number
         known = self._known_versions[number] if number < len(self._known_versions) else ""
@@ -349,7 +349,7 @@ class Pass:
                 self._numbers.append(number)
             yield item
 
-    def _opened(self, sources: Iterator[Any]) -> Iterator[Any]:
+    def _track_opened(self, sources: Iterator[Any]) -> Iterator[Any]:
         """Yield opened shards; one that could not be opened was left out."""
         for source in sources:
             while self._names[self._numbers[0]] != source["url"]:
@@ -357,10 +357,10 @@ class Pass:
             self._number = self._numbers.popleft()
             # A copy of WebDataset's cache has times of its own.
             is_copy = not str(source["url"]).endswith(source.get("local_path", ""))
-            self._note_version(None if is_copy else source.get("stream"))
+            self._check_version(None if is_copy else source.get("stream"))
             yield source
 
-    def _taken(self) -> Iterator[Any]:
+    def _take_samples(self) -> Iterator[Any]:
         for slot in self._shuffled:
             if slot.sample is _EMPTY:
                 self._fill(None)
@@ -382,7 +382,7 @@ def _version_of(stream: Any) -> str:
     return f"{status.st_size} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
 
 
-def _line_of(name: str) -> bytes:
+def _hash_line(name: str) -> bytes:
     """Return what a shard adds to the sum by which orders are compared: it may be read with prefeed, or without."""
     return inner_url(name).encode(errors="surrogateescape") + b"\n"
 

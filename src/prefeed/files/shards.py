@@ -18,10 +18,10 @@ from prefeed.client.blocks import close_blocks
 from prefeed.config import Config, settings_of
 from prefeed.files.opening import open as open_object
 
-_MOST_AHEAD: Final = 16
+_MAX_AHEAD: Final = 16
 """Shards that are open behind the one that is read: each costs a request when it is opened."""
 
-_AT_ONCE: Final = 2
+_MAX_OPENING: Final = 2
 """Number opened at a time."""
 
 _SHARE: Final = 4
@@ -44,7 +44,7 @@ def shards(urls: Iterable[str | os.PathLike[str]], *, config: Config | None = No
         SourceError: The origin's own error.
     """
     settings = settings_of(config)
-    ahead = OpenedAhead(iter(urls), lambda url: open_object(url, readahead=True, config=settings), settings)
+    ahead = FilePrefetcher(iter(urls), lambda url: open_object(url, readahead=True, config=settings), settings)
     try:
         for _, file in ahead:
             if isinstance(file, Exception):
@@ -72,7 +72,7 @@ def close() -> None:
     close_blocks()
 
 
-class OpenedAhead(Generic[Item]):
+class FilePrefetcher(Generic[Item]):
     """Items in order, and their files; the next files are being opened, and fetched.
 
     What opening an item raised stands in the place of its file; None in the place of one that is not to be opened ahead. An
@@ -92,7 +92,7 @@ class OpenedAhead(Generic[Item]):
         """
         self._items = items
         self._open = open_one
-        self._most_bytes = config.limits.lookahead_bytes // _SHARE
+        self._max_bytes = config.limits.lookahead_bytes // _SHARE
         self._waiting: deque[_Opening[Item]] = deque()
         self._end: Exception | None = None
 
@@ -111,7 +111,7 @@ class OpenedAhead(Generic[Item]):
                 del end  # as in ``shards``
         due = self._waiting.popleft()
         result = due.result()
-        while self._end is None and self._has_room():
+        while self._end is None and self._can_open():
             if (opening := self._take_one()) is not None:
                 opening.begin()
         return due.item, result
@@ -122,11 +122,11 @@ class OpenedAhead(Generic[Item]):
         while self._waiting:
             self._waiting.popleft().abandon()
 
-    def _has_room(self) -> bool:
+    def _can_open(self) -> bool:
         """Return whether one more may be opened."""
-        if len(self._waiting) >= _MOST_AHEAD or sum(not one.is_done for one in self._waiting) >= _AT_ONCE:
+        if len(self._waiting) >= _MAX_AHEAD or sum(not one.is_done for one in self._waiting) >= _MAX_OPENING:
             return False
-        return sum(one.size_bytes for one in self._waiting) < self._most_bytes
+        return sum(one.size_bytes for one in self._waiting) < self._max_bytes
 
     def _take_one(self) -> _Opening[Item] | None:
         """Draw the next item, which waits from now on."""
@@ -154,7 +154,7 @@ class _Opening(Generic[Item]):
 
     def begin(self) -> None:
         """Open the file in a thread: another one is read meanwhile."""
-        thread = threading.Thread(target=self._run_aside, name="prefeed-open", daemon=True)
+        thread = threading.Thread(target=self._run_in_thread, name="prefeed-open", daemon=True)
         _being_opened.add(thread)
         try:
             thread.start()
@@ -185,7 +185,7 @@ class _Opening(Generic[Item]):
         """Size of the object; 0 while it is not known."""
         return self._result.size if isinstance(self._result, BlockFile) else 0
 
-    def _run_aside(self) -> None:
+    def _run_in_thread(self) -> None:
         try:
             self._run()
             if self._is_abandoned:

@@ -18,26 +18,26 @@ from prefeed.errors import ResumeError
 from prefeed.files.webdataset import KnownOrder
 
 
-def _present(module: Any, *names: str) -> tuple[Any, ...]:
+def _existing(module: Any, *names: str) -> tuple[Any, ...]:
     """Return what a version of WebDataset has of these names."""
     return tuple(getattr(module, name) for name in names if hasattr(module, name))
 
 
 _SHUFFLE: Final = filters._shuffle
-_SPLITS: Final = _present(shardlists, "split_by_node", "split_by_worker", "single_node_only")
+_SPLITS: Final = _existing(shardlists, "split_by_node", "split_by_worker", "single_node_only")
 _AT_ONCE: Final = tariterators.tarfile_samples
 _OPENERS: Final = (cache.StreamingOpen, cache.FileCache)
 _READING: Final = (tariterators.url_opener, tariterators.tar_file_expander, tariterators.group_by_keys)
-_CHECKS: Final = _present(compat, "check_empty") + _present(shardlists, "non_empty")
+_CHECKS: Final = _existing(compat, "check_empty") + _existing(shardlists, "non_empty")
 _BATCHED: Final = filters._batched
-_ONE_BY_ONE: Final = _present(
+_ONE_BY_ONE: Final = _existing(
     filters, "_info", "_select", "_log_keys", "_decode", "_map", "_rename", "_associate", "_map_dict", "_to_tuple", "_map_tuple",
     "_extract_keys", "_rename_keys", "_xdecode",
 )  # fmt: skip
 """These take a sample, and give it on before they take the next one."""
 
 
-class Stages:
+class PipelineStages:
     """The stages of a pipeline by what they do; those that draw are given their seeds here.
 
     Attributes:
@@ -55,19 +55,19 @@ class Stages:
         if begin is None:
             raise _refusal(stages[0], "no stage of the pipeline opens tar files")
         self._orders = stages[:begin]
-        self._reads_at_once = _function_of(stages[begin]) is _AT_ONCE
+        self.reads_at_once = _function_of(stages[begin]) is _AT_ONCE
         rest = deque(stages[begin:])
         self._opener = rest.popleft()
-        self._readers = _taken(rest, lambda stage: _function_of(stage) in _READING)
-        self._checks = _taken(rest, lambda stage: stage in _CHECKS)
-        self._shuffles = _taken(rest, _is_shuffle)
+        self._readers = _take_while(rest, lambda stage: _function_of(stage) in _READING)
+        self._checks = _take_while(rest, lambda stage: stage in _CHECKS)
+        self._shuffles = _take_while(rest, _is_shuffle)
         self._last = list(rest)
         for stage in self._orders:
             _require_order(stage)
         for stage in self._shuffles:
             _require_own_generator(stage)
         _require_one_by_one(self._last)
-        self._held = _num_held() if any(_function_of(stage) is _BATCHED for stage in self._last) else 0
+        self.num_held = _num_held() if any(_function_of(stage) is _BATCHED for stage in self._last) else 0
         self._drawing = [stage for stage in (*self._orders, *self._shuffles) if _draws(stage)]
         self._given: dict[int, Any] = {}
         self.names = [_name_of(stage) for stage in stages]
@@ -82,11 +82,6 @@ class Stages:
         """Number of samples after which an epoch ends."""
         limit = int(self._pipeline.nsamples)
         return limit if self.repetitions != 1 and limit > 0 else None
-
-    @property
-    def num_held(self) -> int:
-        """Samples that ``batched`` has taken for the next batch when it gives one."""
-        return self._held
 
     def states(self) -> list[Any]:
         """Return what each drawing stage draws from when it begins now; a stage without a seed gets one for its next pass."""
@@ -111,42 +106,37 @@ class Stages:
         """Return the shards in the order in which they are read, in this process."""
         source: Any = None
         for number, stage in enumerate(self._orders):
-            source = self._invoked(stage, () if number == 0 else (source,))
+            source = self._invoke(stage, () if number == 0 else (source,))
         return iter(source)
 
-    def samples(
-        self, items: KnownOrder, opened: Callable[[Iterator[Any]], Iterator[Any]], *, is_whole: bool
+    def read_samples(
+        self, items: KnownOrder, track: Callable[[Iterator[Any]], Iterator[Any]], *, is_whole: bool
     ) -> Iterator[Any]:
         """Return the samples of shards.
 
         Args:
             items: The shards.
-            opened: Is put behind the stage that opens them.
+            track: Is put behind the stage that opens them.
             is_whole: These are all shards, so that it is checked that they have samples.
         """
         source = self._pipeline.invoke(self._opener, items)
-        if not self._reads_at_once:
-            source = opened(source)
+        if not self.reads_at_once:
+            source = track(source)
         for stage in (*self._readers, *(self._checks if is_whole else ())):
             source = self._pipeline.invoke(stage, source)
         return iter(source)
 
-    def shuffled(self, source: Iterator[Any]) -> Iterator[Any]:
+    def shuffle(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return samples, or what stands for them, as the shuffles of samples give them."""
         for stage in self._shuffles:
-            source = self._invoked(stage, (source,))
+            source = self._invoke(stage, (source,))
         return source
 
-    def made(self, source: Iterator[Any]) -> Iterator[Any]:
+    def transform(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return what the loop gets of samples."""
         for stage in self._last:
             source = self._pipeline.invoke(stage, source)
         return iter(source)
-
-    @property
-    def reads_at_once(self) -> bool:
-        """A shard is opened when its samples are read."""
-        return self._reads_at_once
 
     def _state_of(self, number: int, stage: Any) -> Any:
         if isinstance(stage, filters.detshuffle):
@@ -166,7 +156,7 @@ class Stages:
             seed = self._given[number] = random.SystemRandom().getrandbits(63)
         return [seed]
 
-    def _invoked(self, stage: Any, source: tuple[Any, ...]) -> Any:
+    def _invoke(self, stage: Any, source: tuple[Any, ...]) -> Any:
         number = next((number for number, other in enumerate(self._drawing) if other is stage), None)
         if number is None or isinstance(stage, filters.detshuffle | shardlists.SimpleShardList):
             return self._pipeline.invoke(stage, *source)
@@ -176,18 +166,18 @@ class Stages:
         generator = random.Random(self._state_of(number, stage)[0])
         if is_resampled:
             self._given.pop(number)  # each pass has another order
-            return _resampled(stage, generator)
+            return _resample(stage, generator)
         given = _arguments(stage)
         if given.get("seed") is None:
             self._given.pop(number)
         return _SHUFFLE(*source, **{**given, "seed": None, "rng": generator})
 
 
-def _taken(stages: deque[Any], is_kind: Callable[[Any], bool]) -> list[Any]:
+def _take_while(stages: deque[Any], is_kind: Callable[[Any], bool]) -> list[Any]:
     return [stages.popleft() for _ in range(sum(1 for _ in itertools.takewhile(is_kind, stages)))]
 
 
-def _resampled(stage: Any, generator: random.Random) -> Iterator[dict[str, str]]:
+def _resample(stage: Any, generator: random.Random) -> Iterator[dict[str, str]]:
     for _ in range(stage.nshards):
         yield {"url": stage.urls[generator.randint(0, len(stage.urls) - 1)]}
 
@@ -223,7 +213,7 @@ def _own_generator(stage: Any) -> random.Random | None:
 
 
 def _require_order(stage: Any) -> None:
-    """Raise ResumeError for a stage before the shards are opened that may draw another order when it runs again."""
+    """Raise ResumeError for a stage before the shards are track that may draw another order when it runs again."""
     function = _function_of(stage)
     if _is_shuffle(stage):
         _require_own_generator(stage)

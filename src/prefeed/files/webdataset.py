@@ -22,7 +22,7 @@ from prefeed.after_import import after_import
 from prefeed.client.block_file import BlockFile
 from prefeed.config import current
 from prefeed.files.opening import open as open_object
-from prefeed.files.shards import File, OpenedAhead
+from prefeed.files.shards import File, FilePrefetcher
 
 _SCHEME: Final = "prefeed"
 _GOPEN: Final = "webdataset.gopen"
@@ -35,14 +35,14 @@ _GLOBAL: Final = getattr(random.random, "__self__", None)
 def register() -> None:
     """WebDataset opens ``prefeed:`` URLs from now on, whether it is imported already or later. Idempotent."""
     after_import(_GOPEN, _add_scheme)
-    after_import(_CACHE, _look_ahead)
+    after_import(_CACHE, _patch_opener)
 
 
 def _add_scheme() -> None:
     sys.modules[_GOPEN].gopen_schemes.setdefault(_SCHEME, _gopen)
 
 
-def _look_ahead() -> None:
+def _patch_opener() -> None:
     with suppress(ImportError):  # for workers: each would import it, in each epoch
         import_module("prefeed.sources.objectstore")
     opener = getattr(
@@ -53,7 +53,7 @@ def _look_ahead() -> None:
         return
 
     def opened(self: Any, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        return _opened_in_order(self, original, urls)
+        return _open_in_order(self, original, urls)
 
     opened.of_webdataset = original  # type: ignore[attr-defined]
     opener.__call__ = opened
@@ -67,14 +67,14 @@ def _gopen(url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> BinaryI
         mode: As WebDataset gives it.
         bufsize: Taken for WebDataset's sake.
     """
-    return _buffered(_open(url, mode))
+    return _buffer(_open(url, mode))
 
 
 def _open(url: str, mode: str = "rb") -> File:
     return open_object(inner_url(url), mode, readahead=True)
 
 
-def _buffered(file: File) -> BinaryIO:
+def _buffer(file: File) -> BinaryIO:
     """Return a file with the same bytes: tarfile reads 10 KB at a time, which the interpreter's own buffer answers in a tenth of the time."""
     return io.BufferedReader(file, _BUFFER_BYTES) if isinstance(file, BlockFile) else file
 
@@ -90,7 +90,7 @@ def inner_url(url: str) -> str:
     return url.removeprefix(f"{_SCHEME}://").removeprefix(f"{_SCHEME}::").removeprefix(f"{_SCHEME}:")
 
 
-def _opened_in_order(
+def _open_in_order(
     opener: Any, original: Callable[..., Iterator[dict[str, Any]]], urls: Iterable[Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield what WebDataset's own stage yields, URL and stream of each shard."""
@@ -101,13 +101,13 @@ def _opened_in_order(
         yield from original(opener, chain(first, items))
         return
     stream = None
-    ahead = OpenedAhead(chain(first, items), lambda item: _open(url_of(item)) if _is_ours(item) else None, current())
+    ahead = FilePrefetcher(chain(first, items), lambda item: _open(url_of(item)) if _is_ours(item) else None, current())
     try:
         for item, stream in ahead:
             if stream is None:
                 yield from original(opener, [item])
             elif not isinstance(stream, Exception):
-                yield {"url": url_of(item), "stream": _buffered(stream)}
+                yield {"url": url_of(item), "stream": _buffer(stream)}
             elif not opener.handler(stream):
                 return
     finally:
