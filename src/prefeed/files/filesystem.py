@@ -1,10 +1,10 @@
-"""fsspec's ``prefeed``: objects of any origin, read-only, through the node's cache.
+"""fsspec file system ``prefeed``: read-only objects of any origin through the node's cache.
 
-    prefeed://s3://bucket/x        the object at that URL; any URL or path that ``prefeed.open`` takes
-    prefeed://NAME/x               in the sample set NAME
-    prefeed::s3://bucket/x         the same as the first, in fsspec's form; needs fsspec's own class for s3, which reads nothing
+    prefeed://s3://bucket/x        the object at a URL or path, as in ``prefeed.open``
+    prefeed://NAME/x               an object in the sample set NAME
+    prefeed::s3://bucket/x         like the first, as a chained URL; requires fsspec's s3 class, which is not used for reads
 
-Names in listings are full URLs and absolute paths; ``glob`` returns them with ``prefeed://``.
+Names in listings are full URLs and absolute paths. ``glob`` returns them with ``prefeed://``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SCHEME: Final = f"{_PROTOCOL}://"
 _OWN: Final = ("file", "local")
 _WEB: Final = ("http://", "https://")
 _QUERY: Final = re.compile(r"https?://[^?]*\?[^/?=&]+=")
-"""The URL of a web server with a query, not a pattern: ``?name=``."""
+"""URL with a query such as ``?name=``, in which ``?`` is not a wildcard."""
 
 _STORES: Final = ("s3://", "gs://", "az://")
 _AZURE: Final = "az"
@@ -62,33 +62,33 @@ _CREDENTIALS: Final = re.compile(
     r"session|tenant|token|username)",
     re.IGNORECASE,
 )
-"""Names of options that select an account or a server. They are refused, because without them another account would be used."""
+"""Names of options that select an account or a server. They are rejected, because ignoring them would use another account."""
 
 _FRESH_SECONDS: Final = 15.0
-"""A file that was opened ahead is given to its reader within this time; later only if the object is asked for and has not changed."""
+"""Age up to which a file that was opened ahead is used without a check whether the object has changed."""
 
 _MAX_AHEAD: Final = 16
-"""Files that are open ahead: one per stream that is read."""
+"""Maximum number of files that are open ahead, one per stream."""
 
 _ahead: Final[dict[tuple[str, Config | None], tuple[float, BlockFile]]] = {}
-"""Files that were opened ahead, and when. fsspec makes a file system per thread, and a stream may continue in another thread."""
+"""Files that were opened ahead, with the time. Global, because fsspec creates a file system per thread, and streams change threads."""
 
 
 class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
-    """Objects behind URLs, read in blocks through the node's cache; nothing is written.
+    """Read-only file system of objects in blocks, through the node's cache.
 
     Args:
         config: Settings; defaults to those in force in the process.
-        target_protocol: Of paths without a scheme, as fsspec gives it for ``prefeed::s3://…``.
+        target_protocol: Protocol of paths without a scheme, as fsspec passes it for ``prefeed::s3://…``.
         target_options: Options of the inner file system.
-        fo: As fsspec gives it; paths say the same.
-        storage_options: Options of other file systems (``block_size``, ``client_kwargs``, …) are accepted and ignored, because
-            libraries pass them to every file system.
+        fo: Ignored, because paths contain it too.
+        storage_options: Options of other file systems (``block_size``, ``client_kwargs``, …), which are ignored, because libraries pass
+            them to every file system.
 
     Raises:
-        ConfigError: An option names credentials or an endpoint: prefeed finds them where it finds them for every loader.
+        ConfigError: An option contains credentials or an endpoint, which prefeed reads from its own configuration.
 
-    **Threads and processes**: any thread; made again in a forked child, as all of fsspec's.
+    **Threads and processes**: any thread. A forked child creates its own, as with all file systems of fsspec.
     """
 
     protocol = (_PROTOCOL, "sampleset")
@@ -103,12 +103,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         **storage_options: Any,
     ) -> None:
         if target_protocol and target_protocol not in (*_AS_IN_SPEC, *_OWN, *self.protocol):
-            canonical_url(f"{target_protocol}://host/x")  # raises if no source reads it
+            canonical_url(f"{target_protocol}://host/x")  # Raises an error for an unknown scheme.
         given = {**(target_options or {}), **storage_options}
         if refused := sorted(_credentials_in(given)):
             raise ConfigError(
-                f"options {', '.join(refused)} cannot be given to {_PROTOCOL}: it finds credentials and endpoints in the environment, "
-                "in ~/.aws and in credentials.json, as `prefeed doctor` and every loader do"
+                f"options {', '.join(refused)} cannot be given to {_PROTOCOL}: set credentials and endpoints in the environment, "
+                "in ~/.aws or in credentials.json, which `prefeed doctor` and all loaders read"
             )
         if given:
             _log.debug("prefeed: the options %s do not apply to %s and are ignored", ", ".join(given), _SCHEME)
@@ -118,12 +118,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
 
     @property
     def fsid(self) -> str:
-        """What tells this file system from others."""
+        """Identifier of this file system in fsspec."""
         return _PROTOCOL
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """Return the URL without ``prefeed://`` or ``prefeed::`` before it and without a slash at its end."""
+        """Remove the prefix ``prefeed://`` or ``prefeed::`` and the trailing slash."""
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         text = os.fspath(path)
@@ -132,17 +132,17 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return text if text in ("/", "") or text.endswith("://") else text.rstrip("/")
 
     def unstrip_protocol(self, name: str) -> str:
-        """Return the URL by which fsspec opens a name."""
+        """Return the URL with ``prefeed://`` for a name."""
         full = self._full_url(name)
         return f"{_SCHEME}{'file://' if full.startswith('/') else ''}{full}"
 
     # ------------------------------------------------------------ one object
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return name, size, type and version of an object or a directory, as they are now.
+        """Return the current name, size, type and version of an object or a directory.
 
         Raises:
-            FileNotFoundError: There is neither.
+            FileNotFoundError: No object or directory has this name.
         """
         full = self._full_url(path)
         try:
@@ -156,7 +156,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(str(err)) from err
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Return whether there is an object or a directory. Errors that are not about that are raised."""
+        """Return True if an object or a directory exists. Other errors than FileNotFoundError are raised."""
         try:
             self.info(path)
         except FileNotFoundError:
@@ -164,12 +164,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return True
 
     def ukey(self, path: str) -> str:
-        """Return what changes when the object does."""
+        """Return a key that changes with the object's contents."""
         found = self.info(path)
         return f"{found['name']} {found.get('ETag')} {found['size']}"
 
     def checksum(self, path: str) -> str:
-        """Return the same."""
+        """Return ``ukey``."""
         return self.ukey(path)
 
     def _open(
@@ -190,8 +190,8 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return file
 
     def _open_ahead(self, full: str, before: BlockFile) -> None:
-        """Open the file that is read after one: what is known to be read of it is fetched."""
-        with suppress(PrefeedError, OSError):  # who reads it meets the error
+        """Open the file that follows ``before``, and prefetch the same ranges as in ``before``."""
+        with suppress(PrefeedError, OSError):  # The reader of the file gets the error.
             file = open_object(full, config=self._config)
             if isinstance(file, BlockFile):
                 file.begin_as(before)
@@ -201,38 +201,38 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                     file.close()
 
     def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        """Return an object as a file, in text modes decoded; see ``prefeed.open``.
+        """Open an object as a binary or text file. See ``prefeed.open``.
 
         Raises:
-            ConfigError: The mode writes.
+            ConfigError: The mode is for writing.
         """
         if set(mode) & set("wax+"):
             raise ConfigError(f"mode {mode!r} is not possible: {_PROTOCOL} only reads")
         return super().open(path, mode, **options)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Raise ConfigError: nothing is written."""
+        """Raise ConfigError, because the file system is read-only."""
         raise ConfigError(f"{path} cannot be made: {_PROTOCOL} only reads")
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Raise ConfigError: nothing is written."""
+        """Raise ConfigError, because the file system is read-only."""
         self.mkdir(path)
 
     def rmdir(self, path: str) -> None:
-        """Raise ConfigError: nothing is removed."""
+        """Raise ConfigError, because the file system is read-only."""
         raise ConfigError(f"{path} cannot be removed: {_PROTOCOL} only reads")
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Raise ConfigError: nothing is removed."""
+        """Raise ConfigError, because the file system is read-only."""
         self.rmdir(path)
 
     def get_file(
         self, rpath: str, lpath: Any = None, callback: Any = None, outfile: Any = None, **options: Any
     ) -> None:
-        """Copy an object to a file; see fsspec.
+        """Copy an object to a local file. See fsspec.
 
         Raises:
-            BadTargetNameError: The name of the object would lead out of the directory that gets the copy, or to another object's file.
+            BadTargetNameError: The name of the object leads out of the target directory, or to the file of another object.
         """
         odd = is_odd(rpath.partition("://")[2]) if "://" in rpath else None
         if odd is not None and outfile is None and isinstance(lpath, str | os.PathLike):
@@ -245,12 +245,12 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         )
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """Return the bytes of an object from ``start`` to before ``end``; negative numbers count from its end."""
+        """Return the bytes of an object from ``start`` up to ``end``. Negative numbers count from the end."""
         with self._open(path, readahead=False) as file:
             return _read_part(file, start, end)
 
     def get(self, rpath: Any, lpath: Any, recursive: bool = False, **options: Any) -> None:
-        """Copy objects to local files; see fsspec, which compares the path with those that ``find`` returns."""
+        """Copy objects to local files. Paths are expanded first, because fsspec compares them with results of ``find``."""
         given = rpath if isinstance(rpath, list) else [rpath]
         paths = [self._full_url(path) + "/" * os.fspath(path).endswith("/") for path in given]
         super().get(paths if isinstance(rpath, list) else paths[0], lpath, recursive=recursive, **options)
@@ -264,21 +264,21 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """Return the bytes of several ranges; each object is opened once.
+        """Return the bytes of several ranges. Each object is opened once.
 
         Args:
-            paths: Of objects; one may come several times.
-            starts: First byte of each, or of all.
-            ends: Byte behind the last of each, or of all.
-            max_gap: Taken for fsspec's sake.
-            on_error: ``return``: the exception in the place of the bytes; ``raise``.
+            paths: Paths of objects, possibly repeated.
+            starts: First byte of each range, or of all ranges.
+            ends: End of each range, exclusive, or of all ranges.
+            max_gap: Ignored.
+            on_error: ``return`` to return the exception instead of the bytes, or ``raise``.
         """
         if not isinstance(starts, Iterable):
             starts = [starts] * len(paths)
         if not isinstance(ends, Iterable):
             ends = [ends] * len(paths)
         if not len(paths) == len(starts) == len(ends):
-            raise ValueError(f"{len(paths)} paths, {len(starts)} starts and {len(ends)} ends are no ranges")
+            raise ValueError(f"numbers of paths, starts and ends differ: {len(paths)}, {len(starts)}, {len(ends)}")
         found: list[Any] = []
         files: dict[str, BlockFile] = {}
         try:
@@ -288,13 +288,13 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
                     if isinstance(file, BlockFile):
                         files[path] = file
                         found.append(_read_part(file, start, end))
-                    else:  # of a local disk: it has a descriptor
+                    else:  # A local file has a descriptor, so close it at once.
                         with file:
                             found.append(_read_part(file, start, end))
-                except Exception as err:  # fsspec's own: whatever it is, it stands in for these bytes alone
+                except Exception as err:  # As in fsspec, any error replaces only these bytes.
                     if on_error != "return":
                         raise
-                    found.append(err.with_traceback(None))  # whose frames hold this list
+                    found.append(err.with_traceback(None))  # The traceback's frames refer to this list.
         finally:
             for file in files.values():
                 file.close()
@@ -303,10 +303,10 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     # ------------------------------------------------------------ directories
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Return what lies right below a directory, or the object itself; of each its description, or its name.
+        """Return the entries of a directory, or the object itself, as descriptions or names.
 
         Raises:
-            FileNotFoundError: There is neither.
+            FileNotFoundError: No object or directory has this name.
         """
         full = self._full_url(path)
         files, below = self._list_level(full)
@@ -315,7 +315,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             itself = self.info(path)
             found = {} if itself["type"] == "directory" else {itself["name"]: itself}
         elif full.startswith(_STORES):
-            with suppress(FileNotFoundError):  # an object may have the name of a directory
+            with suppress(FileNotFoundError):  # An object can have the same name as a directory.
                 found[full] = self._info_of_object(full)
         ordered = [found[name] for name in sorted(found)]
         return ordered if detail else [one["name"] for one in ordered]
@@ -330,13 +330,13 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         detail: bool = False,
         **_: Any,
     ) -> Iterator[Any]:
-        """Yield each directory below a path with the directories and the files in it; see fsspec.
+        """Yield each directory below a path with its directories and files. See fsspec.
 
-        An object that has the name of a directory is in both. The name of a file begins with a slash if its key has two. Directories
-        on a file system that may not be read are left out with a warning, as in every listing.
+        An object with the name of a directory is in both lists. The name of a file begins with a slash if its key contains two.
+        Unreadable local directories are skipped with a warning, as in every listing.
 
         Raises:
-            OSError: Another directory cannot be listed, unless ``on_error`` is ``omit`` or a function that takes the error.
+            OSError: A directory cannot be listed, and ``on_error`` is neither ``omit`` nor a function that receives the error.
         """
         if maxdepth is not None and maxdepth < 1:
             raise ValueError(f"maxdepth must be at least 1, not {maxdepth}")
@@ -379,7 +379,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
     ) -> Any:
-        """Return all objects below a directory, in order of their names; with ``detail`` a dict of descriptions."""
+        """Return the names of all objects below a directory, sorted; with ``detail``, a dict of descriptions."""
         if maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
         full = self._full_url(path)
@@ -402,30 +402,30 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     def du(
         self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **options: Any
     ) -> Any:
-        """Return the size of all objects below a directory in bytes, or with ``total=False`` that of each by name."""
+        """Return the total size of the objects below a directory in bytes; with ``total=False``, the size of each by name."""
         found = self.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **options)
         sizes = {name: one["size"] or 0 for name, one in found.items()}
         return sum(sizes.values()) if total else sizes
 
     def glob(self, path: str, maxdepth: int | None = None, detail: bool = False, **options: Any) -> Any:
-        """Return what matches a pattern, as URLs that fsspec opens: Hugging Face's datasets takes them for that; see fsspec."""
+        """Return the objects that match a pattern, as ``prefeed://`` URLs, because Hugging Face's datasets opens the results."""
         full = self._full_url(path)
-        if _QUERY.match(full):  # its ? is no wildcard
+        if _QUERY.match(full):
             found = {full: self.info(full)} if self.exists(full) else {}
         else:
             found = super().glob(full, maxdepth=maxdepth, detail=True, **options)
         urls = {self.unstrip_protocol(name): info for name, info in found.items()}
         return urls if detail else list(urls)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ names and listings
 
     def _full_url(self, path: str) -> str:
-        """Return the whole URL, or the absolute path, that a path stands for."""
+        """Convert a path of fsspec to a full URL or an absolute path."""
         text = str(self._strip_protocol(path))
         if "://" in text:
             scheme, separator, rest = text.partition("://")
             if scheme in _OWN:
-                return "/" + rest.lstrip("/")  # pathlib, which some libraries use on URLs, drops slashes
+                return "/" + rest.lstrip("/")  # Some libraries use pathlib on URLs, which drops slashes.
             scheme = _AS_IN_SPEC.get(scheme, scheme)
             return scheme + separator + (self._in_container(rest) if scheme == _AZURE else rest)
         if self._target is None:
@@ -433,7 +433,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return canonical_url(text) if self._target in _OWN else f"{self._target}://{text}"
 
     def _resolve_name(self, text: str) -> str:
-        """Return the URL in a sample set, or the path of which pathlib has dropped the first slash, if there is no such set."""
+        """Return the URL in a sample set. If no such set exists, return the path with the first slash that pathlib dropped."""
         url = SAMPLE_SET + text
         name, slash, _ = text.partition("/")
         if slash and os.path.isdir(f"/{name}"):
@@ -444,10 +444,10 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return url
 
     def _in_container(self, rest: str) -> str:
-        """Return container and path, without the account that fsspec's URLs may name: ``container@account…/path``.
+        """Remove the account from ``container@account…/path``, fsspec's form of Azure URLs.
 
         Raises:
-            ConfigError: It is another account than prefeed would ask, or prefeed knows of none.
+            ConfigError: The account differs from that of the settings, or the settings have none.
         """
         place, slash, path = rest.partition("/")
         container, at, host = place.partition("@")
@@ -458,7 +458,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         known = "" if access is None else access.options.get("account_name", "")
         if account != known:
             raise ConfigError(
-                f"{rest} is in the account {account!r}, and prefeed would ask {known or 'none'}: "
+                f"{rest} is in the account {account!r}, and prefeed is configured for {known or 'none'}: "
                 f"set AZURE_STORAGE_ACCOUNT_NAME={account}, or name it in credentials.json"
             )
         return container + slash + path
@@ -473,10 +473,10 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         return root, name, blocks
 
     def _list_level(self, full: str, path: str = "") -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Return what is right below a directory of a root.
+        """List one directory of a root.
 
         Returns:
-            Descriptions of the files, by their names in the directory; and by the full names of the directories their paths in the root.
+            Descriptions of the files by their names in the directory, and paths of the directories in the root by their full names.
         """
         infos, directories = self._query_level(full, path)
         name_of = self._names_below(full)
@@ -484,14 +484,14 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
         skip = len(name_of(start))
         files: dict[str, dict[str, Any]] = {}
         for info in infos:
-            inside = info.path[len(start) :]  # empty: the marker of the directory itself
+            inside = info.path[len(start) :]  # empty for the marker of the directory itself
             if inside or info.size_bytes:
                 name = name_of(start + inside)
                 files[name[skip:]] = _describe(info, name)
         return files, {name_of(directory): directory for directory in directories}
 
     def _query_level(self, full: str, path: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Return the objects and directories right below a directory of a root, and its own marker."""
+        """Request the objects (with the directory's own marker) and the directories in a directory of a root."""
         url, blocks = self._resolve(full)
         try:
             return blocks.ask(lambda: blocks.source(url).list_level(path))
@@ -499,7 +499,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             return [], []
 
     def _info_of_object(self, full: str) -> dict[str, Any]:
-        """Return what ``info`` returns of an object; raise FileNotFoundError for a directory and for nothing."""
+        """Return the description of an object; raise FileNotFoundError if it does not exist or is a directory."""
         try:
             root, name, blocks = self._locate(full)
             return _describe(blocks.info(root, name), full)
@@ -507,7 +507,7 @@ class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(str(err)) from err
 
     def _names_below(self, full: str) -> Callable[[str], str]:
-        """Return what returns the name of a path below: by it ``open`` finds the object, which takes percents of web servers."""
+        """Return the function that converts paths below a root to names for ``open``, percent-encoded for web servers."""
         base, is_web = full.rstrip("/"), self._resolve(full)[0].startswith(_WEB)
         return lambda path: f"{base}/{quote(path, errors='surrogateescape') if is_web else path}"
 
@@ -523,7 +523,7 @@ os.register_at_fork(after_in_child=_ahead.clear)
 
 
 def _credentials_in(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of options, also of nested ones, that have a value and select credentials or an endpoint."""
+    """Yield the names of options, also nested ones, that set credentials or an endpoint."""
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _credentials_in(value)
@@ -532,7 +532,7 @@ def _credentials_in(options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _choose_version(ahead: BlockFile, now: Any) -> Any:
-    """Return the file that was opened ahead if it is still the same version, else the one that was opened now; close the other one."""
+    """Return the file opened ahead if its version is current, otherwise the one opened now. Close the other one."""
     is_same = (
         isinstance(now, BlockFile) and ahead.version != "" and (ahead.version, ahead.size) == (now.version, now.size)
     )

@@ -19,7 +19,7 @@ _MODES: Final = ("rb", "br")
 
 
 class LocalFile(io.BufferedReader):
-    """A file of a local disk, as Python opens it, with what a ``BlockFile`` has beyond that."""
+    """Buffered local file with the additional methods of ``BlockFile``."""
 
     @property
     def size(self) -> int:
@@ -27,13 +27,13 @@ class LocalFile(io.BufferedReader):
         return os.fstat(self.fileno()).st_size
 
     def read_range(self, offset: int, size: int) -> bytes:
-        """Return bytes of any place, fewer at the end; the position stays.
+        """Return a range of bytes, which is shorter at the end of the file. The position is unchanged.
 
         Raises:
-            ValueError: The file is closed, or a number is negative.
+            ValueError: The file is closed, or an argument is negative.
         """
         if offset < 0 or size < 0:
-            raise ValueError(f"no range begins at {offset} and has {size} bytes")
+            raise ValueError(f"offset and size must not be negative: {offset}, {size}")
         return os.pread(self.fileno(), min(size, max(0, self.size - offset)), offset)
 
 
@@ -44,24 +44,23 @@ def open(
     readahead: bool | None = None,
     config: Config | None = None,
 ) -> BlockFile | LocalFile:
-    """Return an object as a binary file: seekable, read-only, cached in blocks by the node, whatever its size.
+    """Open an object of any size as a read-only, seekable binary file, cached in blocks by the node.
 
-    A file on a local disk that is below no root is opened as Python does, because it is as quick as the cache.
+    A file on a local disk that is below no root is opened directly, because the cache would not be faster.
 
     Args:
-        url_or_path: A file, ``s3://``, ``gs://``, ``az://``, ``http(s)://`` or ``sampleset://NAME/PATH``. Names of objects are taken
-            as they are, except that those of web servers are percent-encoded. A query, such as that of a presigned URL, is sent and
-            shown nowhere; parameters that sign are no part of the object's identity.
+        url_or_path: A file, ``s3://``, ``gs://``, ``az://``, ``http(s)://`` or ``sampleset://NAME/PATH``. Names of objects are used
+            verbatim, except that those of web servers are percent-encoded. A query, such as that of a presigned URL, is sent and
+            never printed. Signing parameters are not part of the object's identity.
         mode: ``rb``.
-        readahead: True: all of it is read in order, and is read ahead from the first read on. False: nothing is read ahead.
-            None: as the reads show.
+        readahead: True to prefetch the whole object from the first read on. False for no prefetching. None to detect sequential reads.
         config: Settings; defaults to those in force in the process.
 
     Raises:
-        ObjectNotFoundError: There is no such object.
-        ObjectChangedError: Raised by reads: the object is of another version by now; ``errno`` is ``ESTALE``.
-        SourceError: The origin's own error.
-        ConfigError: Another mode, or the URL of a web server with a fragment.
+        ObjectNotFoundError: The object does not exist.
+        ObjectChangedError: Raised by reads if the object has changed since it was opened. ``errno`` is ``ESTALE``.
+        SourceError: The origin refused the request or did not respond.
+        ConfigError: The mode is not ``rb``, or the URL of a web server has a fragment.
     """
     if mode not in _MODES:
         raise ConfigError(f"mode {mode!r} is not possible: prefeed only reads; write 'rb'")
@@ -76,12 +75,12 @@ def open(
 
 
 def is_read_directly(url: str, config: Config, *, is_in_set: bool = False) -> bool:
-    """Return True for a file that the cache would not make quicker: it is on a local disk, and below no root.
+    """Return True for a file on a local disk below no root, because the cache would not be faster.
 
     Args:
         url: URL or path of an object.
         config: Settings.
-        is_in_set: It was named by a sample set.
+        is_in_set: True if the object was given as part of a sample set, so that roots do not matter.
     """
     if "://" in url and is_of_store(url):
         return False

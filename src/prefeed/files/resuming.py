@@ -1,12 +1,12 @@
-"""WebDataset pipelines that resume in the middle of an epoch: the state says how many samples of each shard were read.
+"""WebDataset pipelines that resume in the middle of an epoch. The state contains the number of samples read per shard.
 
 urls ─split, shuffle─→ shards ─read─→ samples ─shuffle─→ taken ─decode, map, batched─→ the loop
      drawn again               counted         run again       counted
                                per shard       over places
 
-To resume, the order of the shards is drawn again from its seeds, and the shuffle of samples runs again over the places of
-samples: nothing is read or decoded for it. Then the shards are opened whose samples the shuffle still holds, and the one that
-was being read: they must have the version that they had. Shards whose samples were all taken are not opened.
+To resume, the order of the shards is drawn again from its seeds, and the shuffle of samples runs again over empty slots, so that
+nothing is read or decoded. Then only two kinds of shards are opened: those with samples in the shuffle's buffer, and the one that was
+being read. They must have the same version as before. Start with ``resumable``.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from prefeed.files.webdataset import KnownOrder, block_file_of, inner_url, url_o
 from prefeed.sources.file_versions import changed_ns_of
 
 State = dict[str, Any]
-"""Plain values: numbers, texts, lists and dicts."""
+"""State of plain values: numbers, texts, lists and dicts."""
 
 _VERSION: Final = 1
 _EMPTY: Final = object()
 
 
 def resumable(pipeline: Any, *, same_versions: bool = True) -> Resumable:
-    """Return a data set with the samples of a WebDataset pipeline, which resumes in the middle of an epoch.
+    """Return a dataset with the samples of a WebDataset pipeline that resumes in the middle of an epoch.
 
-    It has ``state_dict`` and ``load_state_dict``, which torchdata's ``StatefulDataLoader`` calls in each worker. See
+    The dataset has ``state_dict`` and ``load_state_dict``, which torchdata's ``StatefulDataLoader`` calls in each worker. See
     docs/guide/resume.md.
 
     Args:
         pipeline: A ``WebDataset`` or ``DataPipeline`` of WebDataset's own stages.
-        same_versions: Shards that are read again after a resume must have their size and ETag, or time of change, of before.
-            False: for shards that are copied again before each run.
+        same_versions: True to require that shards read again after a resume have the same size and ETag, or time of change. Use False
+            if shards are copied again before each run.
 
     Raises:
-        ResumeError: A stage of the pipeline cannot be resumed exactly; the message names it.
+        ResumeError: A stage of the pipeline cannot be resumed exactly. The message names the stage.
     """
     return Resumable(pipeline, same_versions=same_versions)
 
 
 class Resumable(IterableDataset):  # type: ignore[misc]
-    """The samples of a pipeline, and where its newest iterator is.
+    """Dataset of a pipeline's samples, with the state of its newest iterator.
 
-    **Threads and processes**: one thread at a time; each worker has its own, with a state of its own.
+    **Threads and processes**: one thread at a time. Each worker has its own copy and its own state.
     """
 
     resumes_exactly = True
@@ -73,10 +73,10 @@ class Resumable(IterableDataset):  # type: ignore[misc]
         return self._epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_epoch": None}  # of this process; a worker begins its own
+        return vars(self) | {"_epoch": None}  # A worker starts its own epoch.
 
     def state_dict(self) -> State:
-        """Return where the newest iterator is, as plain values."""
+        """Return the position of the newest iterator, as plain values."""
         if self._loaded is not None:
             return self._loaded
         if self._epoch is None or self._epoch.is_finished:
@@ -84,22 +84,22 @@ class Resumable(IterableDataset):  # type: ignore[misc]
         return self._epoch.state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iterator resume there.
+        """Resume from a state in the next iterator.
 
         Raises:
-            ResumeError: It is another kind of state, or that of another pipeline.
+            ResumeError: The state is of another kind or of another pipeline.
         """
         state = dict(state_dict)
         if state.get("version") != _VERSION or "stages" not in state:
             raise ResumeError(
                 f"this is not a state of prefeed.resumable (its keys: {', '.join(map(str, state))}); "
-                "load what its own state_dict() returned"
+                "load the return value of its state_dict()"
             )
         for saved, own in itertools.zip_longest(state["stages"], self._stages.names, fillvalue="missing"):
             if saved != own:
                 raise ResumeError(
                     f"the state was saved with the stage {saved}, and this pipeline's is {own}; "
-                    "make the pipeline that it was saved with"
+                    "create the same pipeline"
                 )
         if "next" in state:
             self._stages.restore(state["next"])
@@ -113,7 +113,7 @@ class EpochIterator:
     """Iterator over one epoch, or over the rest of one.
 
     Attributes:
-        is_finished: It has given its last sample, and said so.
+        is_finished: True after the StopIteration that follows the last sample.
     """
 
     def __init__(self, stages: PipelineStages, loaded: State | None, *, same_versions: bool) -> None:
@@ -134,10 +134,10 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        """Return the next sample, or batch."""
+        """Return the next sample or batch."""
         while not self.is_finished and not self._has_failed and self._num_yielded != self._stages.most:
             self._has_failed = True
-            made = next(self._pass, _EMPTY)  # its errors end the iterator, as those of a generator
+            made = next(self._pass, _EMPTY)  # An error ends the iterator, like that of a generator.
             self._has_failed = False
             if made is not _EMPTY:
                 self._num_yielded += 1
@@ -150,7 +150,7 @@ class EpochIterator:
         raise StopIteration
 
     def state(self) -> State:
-        """Return where it is, as plain values."""
+        """Return the position in the epoch, as plain values."""
         return {
             "version": _VERSION,
             "stages": self._stages.names,
@@ -169,7 +169,7 @@ class EpochIterator:
 
 
 class _SampleSlot:
-    """Stands for a sample; it is empty while only places are known."""
+    """Slot for a sample in the shuffle's buffer. While the shuffle is replayed, slots are empty."""
 
     __slots__ = ("place", "sample")
 
@@ -178,9 +178,9 @@ class _SampleSlot:
 
 
 class ShardPass:
-    """Iterator over all shards once; shards and samples are counted.
+    """Iterator over one pass over all shards that counts shards and samples.
 
-    A place is the number of a shard in the order, and that of a sample in it.
+    A place is the number of a shard in the order, and the number of a sample in the shard.
     """
 
     def __init__(self, stages: PipelineStages, state: State | None) -> None:
@@ -188,18 +188,18 @@ class ShardPass:
         self._began = stages.states()
         self._urls = stages.urls()
         self._names: list[str] = []
-        self._drawn: list[Any] = []  # the shards of before
+        self._drawn: list[Any] = []  # shards before the saved position
         self._known: list[int] = []
         self._known_versions: list[str] = []
-        self._versions: list[str] = []  # of shards that had samples; empty where none is known
-        self._item: Any = None  # the shard that is read, as the stage that opens it got it
+        self._versions: list[str] = []  # versions of shards with samples; empty if unknown
+        self._item: Any = None  # input of the opener for the current shard
         self._counts: list[int] = []
         self._hash, self._num_hashed = sha256(), 0
         self._num_taken = self._num_taken_here = self.num_yielded = 0
         self._is_over = self._is_replaying = False
-        self._numbers: deque[int] = deque()  # of shards that are going to be read
+        self._numbers: deque[int] = deque()  # numbers of the next shards
         self._number = 0
-        self._place = 0, 0  # the samples of its shard before it were read
+        self._place = 0, 0  # first place that was not read
         self._open: dict[tuple[int, int], _SampleSlot] = {}
         self._reader: Iterator[tuple[tuple[int, int], Any]] | None = None
         self._shuffled = stages.shuffle(self._slots())
@@ -216,7 +216,7 @@ class ShardPass:
         return made
 
     def state(self) -> State:
-        """Return what ``ShardPass`` takes, as plain values."""
+        """Return the state for the constructor, as plain values."""
         while self._num_hashed < len(self._counts):
             self._hash.update(_hash_line(self._names[self._num_hashed]))
             self._num_hashed += 1
@@ -230,10 +230,10 @@ class ShardPass:
             "num_made": self.num_yielded,
         }
 
-    # ------------------------------------------------------------ back to a place
+    # ------------------------------------------------------------ replaying
 
     def _replay(self, state: State) -> None:
-        """Draw the shards again, and let the shuffles run up to the place, over empty slots."""
+        """Draw the shards again, and run the shuffles up to the saved position over empty slots."""
         self._known = list(state["counts"])
         self._known_versions = list(state.get("versions", ()))
         self._versions = list(self._known_versions)
@@ -242,8 +242,8 @@ class ShardPass:
         found = sha256(b"".join(map(_hash_line, self._names))).hexdigest()
         if found != state["shards"]:
             raise ResumeError(
-                f"the first {len(self._known)} shards are others than before: the list of shards, or the order that is drawn, has "
-                "changed; make the pipeline with the same shards"
+                f"the first {len(self._known)} shards differ from those of the state: the list of shards or their order has changed; "
+                "create the pipeline with the same shards"
             )
         self._is_replaying = True
         for _ in range(state["num_taken"]):
@@ -257,7 +257,7 @@ class ShardPass:
         self._num_taken, self.num_yielded = state["num_taken"], state["num_made"]
 
     def _slots(self) -> Iterator[_SampleSlot]:
-        """Yield a slot for each sample: empty ones up to the place, then with their samples."""
+        """Yield a slot for each sample: empty ones up to the saved position, then those with samples."""
         place = 0, 0
         for place in _places(self._known):
             if not self._is_replaying:
@@ -269,7 +269,7 @@ class ShardPass:
             if self._known:
                 place = len(self._known) - 1, self._known[-1]
         if self._is_replaying:
-            return  # it ended here before
+            return  # The saved pass had ended here.
         self._place = place
         self._fill(place[0])
         assert self._reader is not None
@@ -285,7 +285,7 @@ class ShardPass:
         self._counts[number] = index + 1
 
     def _fill(self, begin: int | None) -> None:
-        """Read the samples that are held, and open the shards from ``begin`` on behind them; None: none are."""
+        """Read the samples of open slots, and then the shards from ``begin`` on; None for those after the known ones."""
         if self._reader is None:
             self._reader = self._read(len(self._known) if begin is None else begin)
         missing = deque(sorted(self._open))
@@ -299,7 +299,7 @@ class ShardPass:
     # ------------------------------------------------------------ reading
 
     def _read(self, begin: int) -> Iterator[tuple[tuple[int, int], Any]]:
-        """Yield samples and their places: of the shards of which some are held, and of those from ``begin`` on."""
+        """Yield places and samples of the shards with open slots, and of those from ``begin`` on."""
         held = sorted({number for number, _ in self._open if number < begin})
         again = [*held, *range(begin, len(self._drawn))]
         items = KnownOrder(self._items(again))
@@ -324,7 +324,7 @@ class ShardPass:
         )
 
     def _check_version(self, stream: Any) -> None:
-        """A shard was opened; raise ResumeError if it has another version than before."""
+        """Record the version of an opened shard; raise ResumeError if it has changed since the state was saved."""
         version, number = _version_of(stream), self._number
         known = self._known_versions[number] if number < len(self._known_versions) else ""
         if known and version and known != version:
@@ -337,7 +337,7 @@ class ShardPass:
         self._versions[number] = version
 
     def _items(self, again: list[int]) -> Iterator[Any]:
-        """Yield shards, first those of before that are read again."""
+        """Yield the shards to read: known ones that are read again, then new ones."""
         fresh = ((None, item) for item in self._urls)
         for number, item in itertools.chain(((number, self._drawn[number]) for number in again), fresh):
             if number is None:
@@ -350,12 +350,12 @@ class ShardPass:
             yield item
 
     def _track_opened(self, sources: Iterator[Any]) -> Iterator[Any]:
-        """Yield opened shards; one that could not be opened was left out."""
+        """Yield opened shards, and track the number of the current one. Shards that failed to open are skipped."""
         for source in sources:
             while self._names[self._numbers[0]] != source["url"]:
                 self._numbers.popleft()
             self._number = self._numbers.popleft()
-            # A copy of WebDataset's cache has times of its own.
+            # The version of a copy in WebDataset's cache differs from that of the shard.
             is_copy = not str(source["url"]).endswith(source.get("local_path", ""))
             self._check_version(None if is_copy else source.get("stream"))
             yield source
@@ -371,19 +371,19 @@ class ShardPass:
 
 
 def _version_of(stream: Any) -> str:
-    """Return size and version of what an open shard reads, the same with prefeed and without; empty where it is not known."""
+    """Return the size and version of an open shard, equal with and without prefeed; empty if unknown."""
     if (file := block_file_of(stream)) is not None:
         changed_ns = changed_ns_of(file.version)
         return f"{file.size} {file.version if changed_ns is None else changed_ns}"
     try:
         status = os.fstat(stream.fileno())
-    except Exception:  # noqa: BLE001 - a stream of any kind: most have no descriptor
+    except Exception:  # noqa: BLE001 - streams of any kind, most of which have no descriptor
         return ""
     return f"{status.st_size} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
 
 
 def _hash_line(name: str) -> bytes:
-    """Return what a shard adds to the sum by which orders are compared: it may be read with prefeed, or without."""
+    """Return the contribution of a shard to the hash of the order, equal with and without the ``prefeed:`` scheme."""
     return inner_url(name).encode(errors="surrogateescape") + b"\n"
 
 

@@ -1,8 +1,8 @@
-"""Shards in the order in which they are opened: the next ones are fetched while one is read.
+"""Prefetches shards in the order of reading. While one shard is read, the next ones are opened and fetched.
 
 order     a.tar        b.tar        c.tar        d.tar
-          |== read ==>|             |            not begun: the bytes that may be ahead are
-                 |== being fetched =======>|
+          |== read ==>|             |            not started: the lookahead is used up
+                 |== fetched ahead ========>|
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from prefeed.config import Config, settings_of
 from prefeed.files.opening import open as open_object
 
 _MAX_AHEAD: Final = 16
-"""Shards that are open behind the one that is read: each costs a request when it is opened."""
+"""Maximum number of shards open ahead of the current one. Opening a shard costs one request."""
 
 _MAX_OPENING: Final = 2
-"""Number opened at a time."""
+"""Maximum number of shards that are being opened concurrently."""
 
 _SHARE: Final = 4
-"""This fraction of the lookahead, as a divisor, is for the shards behind the one that is read."""
+"""Divisor of the lookahead that gives the share for the shards after the current one."""
 
 Item = TypeVar("Item")
 File = BlockFile | BinaryIO
 
 
 def shards(urls: Iterable[str | os.PathLike[str]], *, config: Config | None = None) -> Iterator[File]:
-    """Yield each object as an open file, in this order; the next ones are fetched while one is read.
+    """Yield each object as an open file, and prefetch the next ones.
 
-    A file is closed when the next one is asked for. The error of an object is raised where the object would be read.
+    A file is closed when the next one is requested. The error of an object is raised when its turn comes.
 
     Args:
-        urls: In the order in which they are read; taken up to 16 ahead. See ``prefeed.open``.
+        urls: URLs in the order of reading, as in ``prefeed.open``. Up to 16 are consumed ahead.
         config: Settings; defaults to those in force in the process.
 
     Raises:
-        SourceError: The origin's own error.
+        SourceError: The origin refused a request or did not respond.
     """
     settings = settings_of(config)
     ahead = FilePrefetcher(iter(urls), lambda url: open_object(url, readahead=True, config=settings), settings)
@@ -51,7 +51,7 @@ def shards(urls: Iterable[str | os.PathLike[str]], *, config: Config | None = No
                 try:
                     raise file
                 finally:
-                    del file  # an error and the frame that raises it would keep each other
+                    del file  # The error and this frame would form a reference cycle.
             assert file is not None
             with file:
                 yield file
@@ -63,9 +63,9 @@ _being_opened: Final[set[threading.Thread]] = set()
 
 
 def close() -> None:
-    """Let go of the connections that open files of this process share; a later read opens them again.
+    """Close the connections that open files of this process share. A later read opens them again.
 
-    Shards that are just being opened ahead are open before: a thread that was not waited for would connect again.
+    Waits for shards that are being opened, because their threads would connect again.
     """
     for thread in list(_being_opened):
         thread.join()
@@ -73,22 +73,22 @@ def close() -> None:
 
 
 class FilePrefetcher(Generic[Item]):
-    """Items in order, and their files; the next files are being opened, and fetched.
+    """Iterator over items and their files that opens and fetches the next files ahead.
 
-    What opening an item raised stands in the place of its file; None in the place of one that is not to be opened ahead. An
-    error of the items themselves is raised where it is due.
+    If opening fails, the exception is returned instead of the file. None is returned for items that are not opened here. An error of
+    the iterator of items is raised when its turn comes.
 
-    **Ownership**: files that were given belong to the caller; ``close`` closes the others. **Threads**: one calls it, and items are
-    drawn in that one; those that are not due yet are opened in threads of their own.
+    **Ownership**: returned files belong to the caller, and ``close`` closes the others. **Threads**: one thread calls the iterator,
+    which consumes the items in that thread. Files ahead are opened in background threads.
     """
 
     def __init__(self, items: Iterator[Item], open_one: Callable[[Item], File | None], config: Config) -> None:
-        """Open ahead.
+        """Create a prefetcher.
 
         Args:
-            items: In the order in which they are read.
-            open_one: Opens the object of an item, in any thread.
-            config: Says how much may be fetched ahead.
+            items: Items in the order of reading.
+            open_one: Function that opens the object of an item, called in any thread.
+            config: Settings with the size of the lookahead.
         """
         self._items = items
         self._open = open_one
@@ -100,7 +100,7 @@ class FilePrefetcher(Generic[Item]):
         return self
 
     def __next__(self) -> tuple[Item, File | Exception | None]:
-        """Return the next item and its file; the items behind it are being opened."""
+        """Return the next item and its file, and start to open the following ones."""
         if not self._waiting and self._end is None:
             self._take_one()
         if not self._waiting:
@@ -108,7 +108,7 @@ class FilePrefetcher(Generic[Item]):
             try:
                 raise end
             finally:
-                del end  # as in ``shards``
+                del end  # See ``shards``.
         due = self._waiting.popleft()
         result = due.result()
         while self._end is None and self._can_open():
@@ -117,22 +117,22 @@ class FilePrefetcher(Generic[Item]):
         return due.item, result
 
     def close(self) -> None:
-        """Close the files that were not given, those that are being opened when they are open; waits for nothing."""
+        """Close the files that were not returned, without waiting. Files that are being opened are closed afterwards."""
         self._end = StopIteration()
         while self._waiting:
             self._waiting.popleft().abandon()
 
     def _can_open(self) -> bool:
-        """Return whether one more may be opened."""
+        """Return True if the limits allow to open another file."""
         if len(self._waiting) >= _MAX_AHEAD or sum(not one.is_done for one in self._waiting) >= _MAX_OPENING:
             return False
         return sum(one.size_bytes for one in self._waiting) < self._max_bytes
 
     def _take_one(self) -> _Opening[Item] | None:
-        """Draw the next item, which waits from now on."""
+        """Take the next item and add it to the queue; return None at the end."""
         try:
             item = next(self._items)
-        except Exception as err:  # noqa: BLE001 - raised when it is due; Ctrl-C is due at once
+        except Exception as err:  # noqa: BLE001 - raised when its turn comes; only Ctrl-C is raised now
             self._end = err
             return None
         opening = _Opening(item, self._open)
@@ -141,7 +141,7 @@ class FilePrefetcher(Generic[Item]):
 
 
 class _Opening(Generic[Item]):
-    """An item, and its file once it is open: by a thread that ``begin`` starts, else by ``result``."""
+    """Item and its file, which is opened by a thread that ``begin`` starts, or otherwise by ``result``."""
 
     def __init__(self, item: Item, open_one: Callable[[Item], File | None]) -> None:
         self.item = item
@@ -153,28 +153,28 @@ class _Opening(Generic[Item]):
         self._is_abandoned = False
 
     def begin(self) -> None:
-        """Open the file in a thread: another one is read meanwhile."""
+        """Open the file in a background thread."""
         thread = threading.Thread(target=self._run_in_thread, name="prefeed-open", daemon=True)
         _being_opened.add(thread)
         try:
             thread.start()
             self._thread = thread
-        except RuntimeError:  # no more threads are to be had: it is opened when it is due
+        except RuntimeError:  # No thread is available, so ``result`` opens the file.
             _being_opened.discard(thread)
 
     def result(self) -> File | Exception | None:
-        """Return the file, or what opening it raised, once; None if it is not to be opened."""
+        """Return the file or the exception, once; None if the item is not opened here."""
         if self._thread is not None and self._process_id == os.getpid():
             self._thread.join()
         if not self.is_done:
             self._run()
-        result, self._result = self._result, None  # an error would keep itself, through the frame that met it
+        result, self._result = self._result, None  # Avoid a reference cycle through an error's traceback.
         return result
 
     def abandon(self) -> None:
-        """The file is not wanted any more: it is closed, now or when it is open.
+        """Close the file, now or after it was opened.
 
-        Waits for nothing: what holds it may be collected in any thread, also the one that opens it, or one that this waits for.
+        Does not wait, because garbage collection may call this in any thread, even in the one that opens the file.
         """
         self._is_abandoned = True
         if self.is_done:
@@ -182,7 +182,7 @@ class _Opening(Generic[Item]):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the object; 0 while it is not known."""
+        """Size of the object; 0 until it is known."""
         return self._result.size if isinstance(self._result, BlockFile) else 0
 
     def _run_in_thread(self) -> None:
@@ -199,7 +199,7 @@ class _Opening(Generic[Item]):
             if isinstance(file, BlockFile):
                 file.begin()
             self._result = file
-        except Exception as err:  # noqa: BLE001 - raised when it is due
+        except Exception as err:  # noqa: BLE001 - raised when its turn comes
             self._result = err
         self.is_done = True
 

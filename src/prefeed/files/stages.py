@@ -1,6 +1,7 @@
-"""The stages of a WebDataset pipeline by what they do: which draw, which read, which hold samples back.
+"""Classifies the stages of a WebDataset pipeline for exact resuming: order, opener, readers, shuffles, transforms.
 
-A stage is known by its function. A pipeline with one that is not known, or that cannot be repeated, is refused.
+A stage is recognized by its function. A pipeline with an unknown stage, or one that cannot be repeated, is rejected with a
+``ResumeError``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from prefeed.files.webdataset import KnownOrder
 
 
 def _existing(module: Any, *names: str) -> tuple[Any, ...]:
-    """Return what a version of WebDataset has of these names."""
+    """Return the attributes that exist in the installed version of WebDataset."""
     return tuple(getattr(module, name) for name in names if hasattr(module, name))
 
 
@@ -34,16 +35,16 @@ _ONE_BY_ONE: Final = _existing(
     filters, "_info", "_select", "_log_keys", "_decode", "_map", "_rename", "_associate", "_map_dict", "_to_tuple", "_map_tuple",
     "_extract_keys", "_rename_keys", "_xdecode",
 )  # fmt: skip
-"""These take a sample, and give it on before they take the next one."""
+"""Filters that yield each sample before they consume the next one."""
 
 
 class PipelineStages:
-    """The stages of a pipeline by what they do; those that draw are given their seeds here.
+    """Stages of a pipeline, by kind. Runs them with explicit seeds.
 
     Attributes:
-        names: What a state is compared by.
-        repetitions: How often the shards are read in an epoch.
-        most: Samples of an epoch; None: all.
+        names: Descriptions of the stages, which must be equal in a saved state.
+        num_held: Number of samples that ``batched`` has consumed for the next batch when it yields one.
+        reads_at_once: True if one stage opens a shard and reads its samples.
     """
 
     def __init__(self, pipeline: Any) -> None:
@@ -74,21 +75,21 @@ class PipelineStages:
 
     @property
     def repetitions(self) -> int:
-        """How often the shards are read in an epoch."""
+        """Number of passes over the shards in an epoch."""
         return int(self._pipeline.repetitions)
 
     @property
     def most(self) -> int | None:
-        """Number of samples after which an epoch ends."""
+        """Maximum number of samples in an epoch; None for no limit."""
         limit = int(self._pipeline.nsamples)
         return limit if self.repetitions != 1 and limit > 0 else None
 
     def states(self) -> list[Any]:
-        """Return what each drawing stage draws from when it begins now; a stage without a seed gets one for its next pass."""
+        """Return the random state of each drawing stage. A stage without a seed gets one for its next pass."""
         return [self._state_of(number, stage) for number, stage in enumerate(self._drawing)]
 
     def restore(self, states: Iterable[Any]) -> None:
-        """Let the drawing stages begin with what ``states`` gave."""
+        """Set the random states that ``states`` returned."""
         for number, (stage, state) in enumerate(zip(self._drawing, states, strict=True)):
             if isinstance(stage, filters.detshuffle):
                 stage.seed, stage.epoch = state
@@ -103,7 +104,7 @@ class PipelineStages:
                 self._given[number] = state[0]
 
     def urls(self) -> Iterator[Any]:
-        """Return the shards in the order in which they are read, in this process."""
+        """Return the shards in the order of reading in this process."""
         source: Any = None
         for number, stage in enumerate(self._orders):
             source = self._invoke(stage, () if number == 0 else (source,))
@@ -116,8 +117,8 @@ class PipelineStages:
 
         Args:
             items: The shards.
-            track: Is put behind the stage that opens them.
-            is_whole: These are all shards, so that it is checked that they have samples.
+            track: Stage to insert after the one that opens shards.
+            is_whole: True if ``items`` are all shards, so that the checks for empty shards run.
         """
         source = self._pipeline.invoke(self._opener, items)
         if not self.reads_at_once:
@@ -127,13 +128,13 @@ class PipelineStages:
         return iter(source)
 
     def shuffle(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Return samples, or what stands for them, as the shuffles of samples give them."""
+        """Shuffle samples, or placeholders of samples."""
         for stage in self._shuffles:
             source = self._invoke(stage, (source,))
         return source
 
     def transform(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Return what the loop gets of samples."""
+        """Apply the stages after the shuffles."""
         for stage in self._last:
             source = self._pipeline.invoke(stage, source)
         return iter(source)
@@ -165,7 +166,7 @@ class PipelineStages:
             return self._pipeline.invoke(stage, *source)
         generator = random.Random(self._state_of(number, stage)[0])
         if is_resampled:
-            self._given.pop(number)  # each pass has another order
+            self._given.pop(number)  # Each pass has another order.
             return _resample(stage, generator)
         given = _arguments(stage)
         if given.get("seed") is None:
@@ -199,7 +200,7 @@ def _draws(stage: Any) -> bool:
 
 
 def _arguments(stage: Any) -> dict[str, Any]:
-    """Return what a shuffle is called with, by name."""
+    """Return the arguments of a shuffle, by name."""
     if not isinstance(stage, filters.FilterFunction):
         return {}
     bound = inspect.signature(_SHUFFLE).bind(None, *stage.args, **stage.kw).arguments
@@ -207,13 +208,13 @@ def _arguments(stage: Any) -> dict[str, Any]:
 
 
 def _own_generator(stage: Any) -> random.Random | None:
-    """Return the generator that was given to a shuffle, if one was."""
+    """Return the generator that the user passed to a shuffle, or None."""
     found = _arguments(stage).get("rng") if _is_shuffle(stage) else None
     return found if isinstance(found, random.Random) else None
 
 
 def _require_order(stage: Any) -> None:
-    """Raise ResumeError for a stage before the shards are track that may draw another order when it runs again."""
+    """Raise ResumeError for a stage before the opener whose order may differ when it runs again."""
     function = _function_of(stage)
     if _is_shuffle(stage):
         _require_own_generator(stage)
@@ -228,11 +229,11 @@ def _require_order(stage: Any) -> None:
 def _require_own_generator(stage: Any) -> None:
     given = _arguments(stage).get("rng")
     if given is not None and (type(given) is not random.Random or given is getattr(random.random, "__self__", None)):
-        raise _refusal(stage, "others draw from its generator as well; give it a seed instead of rng")
+        raise _refusal(stage, "other code draws from its generator too; give it a seed instead of rng")
 
 
 def _require_one_by_one(stages: list[Any]) -> None:
-    """Raise ResumeError for a stage behind the samples that holds some of them back, or draws."""
+    """Raise ResumeError for a stage after the shuffles that holds samples back or draws random numbers."""
     num_batched = 0
     for stage in stages:
         function = _function_of(stage)
@@ -250,7 +251,7 @@ def _refusal(stage: Any, reason: str) -> ResumeError:
 
 
 def _name_of(stage: Any) -> str:
-    """Return what a stage is and what it is given, as far as that is numbers and texts; seeds are saved elsewhere."""
+    """Return the name of a stage with its numbers and texts as arguments. Seeds are part of ``states`` instead."""
     if isinstance(stage, list):
         return "list of shards"
     function = _function_of(stage)
@@ -264,7 +265,7 @@ def _name_of(stage: Any) -> str:
 
 
 def _num_held() -> int:
-    """Return how many samples WebDataset's ``batched`` holds when it gives a batch: versions differ."""
+    """Measure how many samples ``batched`` holds when it yields a batch, because versions of WebDataset differ."""
     taken: list[int] = []
 
     def samples() -> Iterator[int]:

@@ -284,7 +284,7 @@ def test_a_state_of_another_pipeline_is_refused() -> None:
     ours.load_state_dict(
         state_after(30, lambda: wds.WebDataset(urls(), empty_check=False, seed=7, shardshuffle=False).map(key))
     )
-    with pytest.raises(ResumeError, match="the first 5 shards are others than before"):
+    with pytest.raises(ResumeError, match="the first 5 shards differ from those of the state"):
         iter(ours)
 
 
