@@ -33,17 +33,17 @@ from prefeed.sources.mounts import Roots
 from prefeed.system.clock import Clock
 
 _UNKNOWN_LENGTH: Final = 1 << 14
-"""Elements whose files are learned in the first pass of a generator that holds no list of files."""
+"""GeneratorElements whose files are learned in the first pass of a generator that holds no list of files."""
 
-_MOST_ELEMENTS: Final = 1 << 24
-_MOST_PARTS: Final = 1 << 16
-_MOST_SAMPLES: Final = 1 << 20
-"""Elements of parts that are remembered, or twice those of the list of files."""
+_MAX_ELEMENTS: Final = 1 << 24
+_MAX_PARTS: Final = 1 << 16
+_MAX_SAMPLES: Final = 1 << 20
+"""GeneratorElements of parts that are remembered, or twice those of the list of files."""
 
-_PASS_OF_PLAN: Final = 50
+_PLAN_COST_FACTOR: Final = 50
 """A plan is made if so many times the time that it takes has passed since the last one."""
 
-_MOST_LENGTHS: Final = 3
+_MAX_LENGTHS: Final = 3
 """Lists of different lengths that are looked at: each search may take a second."""
 
 _DATA: Final = (str, os.PathLike, list, tuple, dict, np.ndarray)
@@ -52,7 +52,7 @@ _DATA: Final = (str, os.PathLike, list, tuple, dict, np.ndarray)
 _END: Final = object()
 
 
-class Elements:
+class GeneratorElements:
     """The elements of one pass as a dataset that has a length; subclasses have the generator's name.
 
     Args:
@@ -72,22 +72,22 @@ class Elements:
 
     def _length_of_list(self) -> int | None:
         covers = Roots.of(current()).covers
-        lengths = {length_of(value) for value in _held_values(vars(self.held)) if not isinstance(value, str | bytes)}
-        known = sorted((length for length in lengths if length and length <= _MOST_ELEMENTS), reverse=True)
-        return next((length for length in known[:_MOST_LENGTHS] if find_columns(self, length, covers=covers)), None)
+        lengths = {length_of(value) for value in _flatten_held(vars(self.held)) if not isinstance(value, str | bytes)}
+        known = sorted((length for length in lengths if length and length <= _MAX_ELEMENTS), reverse=True)
+        return next((length for length in known[:_MAX_LENGTHS] if find_columns(self, length, covers=covers)), None)
 
 
-def _held_values(held: dict[str, Any]) -> Iterator[Any]:
+def _flatten_held(held: dict[str, Any]) -> Iterator[Any]:
     for value in held.values():
         yield value
         yield from attributes_of(value).values()
 
 
-def held_by(generator: Callable[..., Any]) -> dict[str, Any]:
+def held_values(generator: Callable[..., Any]) -> dict[str, Any]:
     """Return what a callable holds, by name: closure, defaults, arguments of a ``partial``, its object, global data that it names."""
     if isinstance(generator, functools.partial):
         arguments = {f"argument{place}": value for place, value in enumerate(generator.args)} | generator.keywords
-        return held_by(generator.func) | arguments
+        return held_values(generator.func) | arguments
     bound = getattr(generator, "__self__", None)
     own = {} if bound is None or isinstance(bound, ModuleType) else {"self": bound}
     function = getattr(generator, "__func__", generator)
@@ -146,10 +146,10 @@ class ServedGenerator:
         self._beside = beside
         self._clock = clock
         self._lock = threading.Lock()
-        self._ahead: ref[Pass] | None = None
-        self._elements: Elements | None = None
+        self._ahead: ref[GeneratorPass] | None = None
+        self._elements: GeneratorElements | None = None
         self._source: ServedSource | None = None
-        self._kind = type(str(getattr(generator, "__name__", type(generator).__name__)), (Elements,), {})
+        self._kind = type(str(getattr(generator, "__name__", type(generator).__name__)), (GeneratorElements,), {})
         self._planned_at = 0.0
         self._plan_seconds: float | None = None  # the first one is not counted: it may start the server
         self._num_plans = 0
@@ -157,28 +157,28 @@ class ServedGenerator:
         self._begun: set[tuple[Any, ...]] = set()  # in this round
         self._num_samples = 0  # of all parts
         self._list_length = 0  # 0: there is no list of files
-        self._running: WeakSet[Pass] = WeakSet()  # parts
+        self._running: WeakSet[GeneratorPass] = WeakSet()  # parts
         self._round: Feed | None = None
         self._is_planned = False  # this round
 
-    def __call__(self, *args: Any) -> Pass:
+    def __call__(self, *args: Any) -> GeneratorPass:
         """Begin a pass; raises what the generator raises."""
         elements = iter(self.generator(*args))
         with self._lock:
-            return self._part_of_round(elements, _key_of(args)) if args else self._whole(elements)
+            return self._begin_part(elements, _key_of(args)) if args else self._begin_pass(elements)
 
-    def _whole(self, elements: Iterator[Any]) -> Pass:
+    def _begin_pass(self, elements: Iterator[Any]) -> GeneratorPass:
         running = None if self._ahead is None else self._ahead()
-        if (running is not None and not running.is_over) or not self._pays():
-            return Pass(elements, self, None, None, beside=self._beside())
-        with self._planning() as feed:
+        if (running is not None and not running.is_over) or not self._is_worthwhile():
+            return GeneratorPass(elements, self, None, None, beside=self._beside())
+        with self._make_plan() as feed:
             feed.loop_begins(None)
-            begun = Pass(elements, self, self._source, feed)
+            begun = GeneratorPass(elements, self, self._source, feed)
             self._ahead = ref(begun)
             feed.begin(range(len(self._elements or ())))
         return begun
 
-    def _part_of_round(self, elements: Iterator[Any], key: tuple[Any, ...]) -> Pass:
+    def _begin_part(self, elements: Iterator[Any], key: tuple[Any, ...]) -> GeneratorPass:
         is_between = all(other.is_over for other in self._running)
         is_start = key not in self._parts and (self._is_full() or (is_between and self._was_whole()))
         if is_start:
@@ -189,14 +189,14 @@ class ServedGenerator:
             self._begin_round(part)
         self._begun.add(key)
         if self._is_planned:
-            begun = Pass(elements, self, self._source, None, part=part)
+            begun = GeneratorPass(elements, self, self._source, None, part=part)
         else:
-            begun = Pass(elements, self, None, None, beside=self._beside())
+            begun = GeneratorPass(elements, self, None, None, beside=self._beside())
         self._running.add(begun)
         return begun
 
     def _is_full(self) -> bool:
-        return len(self._parts) >= _MOST_PARTS or self._num_samples >= max(_MOST_SAMPLES, 2 * self._list_length)
+        return len(self._parts) >= _MAX_PARTS or self._num_samples >= max(_MAX_SAMPLES, 2 * self._list_length)
 
     def _was_whole(self) -> bool:
         """Return whether a part had the whole list, and its end: then other arguments, as the number of an epoch, say nothing of the files."""
@@ -205,30 +205,30 @@ class ServedGenerator:
     def _begin_round(self, part: list[int]) -> None:
         self._begun.clear()
         self._running.clear()
-        self._is_planned = self._pays()
+        self._is_planned = self._is_worthwhile()
         if not self._is_planned:
             return
         if self._round is not None:
             self._round.epoch_ended()
         self._lengthen(self._num_samples)
-        with self._planning() as feed:
+        with self._make_plan() as feed:
             self._round = feed
             if part:
                 feed.begin(chain(range(part[0], self._num_samples), range(part[0])))
             else:
                 feed.begin(range(self._num_samples, len(self._elements or ())))
 
-    def _pays(self) -> bool:
+    def _is_worthwhile(self) -> bool:
         """Return whether it is worth its time to make another plan."""
         seconds = self._plan_seconds
-        return seconds is None or self._clock() - self._planned_at >= _PASS_OF_PLAN * seconds
+        return seconds is None or self._clock() - self._planned_at >= _PLAN_COST_FACTOR * seconds
 
     @contextmanager
-    def _planning(self) -> Iterator[Feed]:
+    def _make_plan(self) -> Iterator[Feed]:
         """Give the feed that makes a plan now, with what stands in for the elements."""
         began = self._clock()
         if self._elements is None:
-            self._elements = self._kind(held_by(self.generator))
+            self._elements = self._kind(held_values(self.generator))
             if self._elements.is_length_known:
                 self._list_length = len(self._elements)
         feed = self._feeds.of(self, self._elements)
@@ -258,12 +258,12 @@ class ServedGenerator:
             finally:
                 self._lock.release()
 
-    def rounds(self) -> int:
+    def round_length(self) -> int:
         """Return after how many elements a generator without an end begins its list again; 0: it is not known."""
         elements = self._elements
         return len(elements) if elements is not None and elements.is_length_known else 0
 
-    def has_ended(self, num_elements: int) -> None:
+    def record_end(self, num_elements: int) -> None:
         """A pass had this number of elements: the next one is read ahead to there, if that was not known."""
         with self._lock:
             self._lengthen(num_elements)
@@ -271,7 +271,7 @@ class ServedGenerator:
     def _lengthen(self, num_elements: int) -> None:
         elements = self._elements
         if elements is not None and num_elements > len(elements):
-            self._elements = self._kind(vars(elements.held), min(num_elements, _MOST_ELEMENTS))
+            self._elements = self._kind(vars(elements.held), min(num_elements, _MAX_ELEMENTS))
             self._feeds.renew(self, self._elements)
 
 
@@ -279,7 +279,7 @@ def _key_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((arg.shape, arg.tobytes()) if isinstance(arg, np.ndarray) else repr(arg) for arg in args)
 
 
-class Pass:
+class GeneratorPass:
     """Iterator over the elements of one pass.
 
     Args:
@@ -313,20 +313,20 @@ class Pass:
         self._index = self._num_made = 0
         self.is_over = False
 
-    def __iter__(self) -> Pass:
+    def __iter__(self) -> GeneratorPass:
         return self
 
     def __next__(self) -> Any:
         """Return the next element, as the generator makes it."""
         try:
-            return self._make() if self._feed is None else self._feed.next_batch(self._make)
+            return self._next_element() if self._feed is None else self._feed.next_batch(self._next_element)
         except BaseException as err:
             self.is_over = True
             if self._feed is not None and isinstance(err, StopIteration):
-                self._owner.has_ended(self._num_made)
+                self._owner.record_end(self._num_made)
             raise
 
-    def _make(self) -> Any:
+    def _next_element(self) -> Any:
         if self._source is None:
             is_answered = self._beside is not None and not answers_everywhere()
             with reads_from(self._beside) if is_answered else nullcontext():
@@ -341,7 +341,7 @@ class Pass:
         self._num_made += 1
         if self._part is not None:
             self._owner.step()
-        length = 0 if self._feed is None else self._owner.rounds()
+        length = 0 if self._feed is None else self._owner.round_length()
         if self._feed is not None and 0 < length < self._index:  # it was the first element of another round
             self._index = 1
             self._feed.begin(range(1, length))

@@ -46,7 +46,7 @@ def disable() -> None:
     _feeds.clear()
 
 
-class Elements:
+class ShardKeys:
     """What one shard of a sampler yields: keys of records, from any element on.
 
     Args:
@@ -58,7 +58,7 @@ class Elements:
         self._sampler = sampler
         self._index, self._count = shard_index, shard_count
 
-    def since(self, element: int) -> Iterator[int]:
+    def keys_from(self, element: int) -> Iterator[int]:
         """Yield the keys from this element on, until the sampler ends."""
         for number in count(element):
             try:
@@ -70,15 +70,15 @@ class Elements:
 def _iterate(own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     feed = _feeds.of(loader, loader._data_source)
     feed.loop_begins(None)
-    served = _served(loader, feed)
+    served = _serve_loader(loader, feed)
     iterator = own(loader if served is None else served, *args, **kwargs)
-    iterator._prefeed = feed, None if served is None else _elements(loader)
+    iterator._prefeed = feed, None if served is None else _shard_keys(loader)
     if served is not None:
-        feed.begin(_elements(loader).since(0))
+        feed.begin(_shard_keys(loader).keys_from(0))
     return iterator
 
 
-def _served(loader: Any, feed: Feed) -> Any:
+def _serve_loader(loader: Any, feed: Feed) -> Any:
     """Return a loader that is built over a served source; None when it is left alone."""
     source = loader._data_source
     if hasattr(type(source), "__enter__") or not hasattr(type(source), "__len__"):
@@ -96,26 +96,26 @@ def _served(loader: Any, feed: Feed) -> Any:
     return shown
 
 
-def _elements(loader: Any) -> Elements:
+def _shard_keys(loader: Any) -> ShardKeys:
     shard = loader._shard_options
-    return Elements(loader._sampler, shard_index=int(shard.shard_index), shard_count=int(shard.shard_count))
+    return ShardKeys(loader._sampler, shard_index=int(shard.shard_index), shard_count=int(shard.shard_count))
 
 
 def _next(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found: tuple[Feed, Elements | None] | None = vars(iterator).get("_prefeed")
+    found: tuple[Feed, ShardKeys | None] | None = vars(iterator).get("_prefeed")
     return own(iterator) if found is None else found[0].next_batch(lambda: own(iterator))
 
 
 def _set_state(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = own(iterator, *args, **kwargs)
-    found: tuple[Feed, Elements | None] | None = vars(iterator).get("_prefeed")
+    found: tuple[Feed, ShardKeys | None] | None = vars(iterator).get("_prefeed")
     if found is not None and found[1] is not None:
-        element = _element_of(args[0] if args else kwargs.get("state"), found[1]._count)
-        found[0].begin(() if element is None else found[1].since(element))
+        element = _next_element(args[0] if args else kwargs.get("state"), found[1]._count)
+        found[0].begin(() if element is None else found[1].keys_from(element))
     return result
 
 
-def _element_of(state: Any, shard_count: int) -> int | None:
+def _next_element(state: Any, shard_count: int) -> int | None:
     """Return the first element of the shard that may come after a state; None where the state does not tell."""
     try:
         seen = json.loads(state)["last_seen_indices"]

@@ -41,7 +41,7 @@ def disable() -> None:
     _feeds.clear()
 
 
-class _Planned(ServedSource):
+class _PlannedSource(ServedSource):
     """A served source that knows its feed, in the process of the pipeline; workers get the source alone."""
 
     feed: Feed
@@ -54,7 +54,7 @@ def _prepare(own: Method, dataset: Any, args: tuple[Any, ...], kwargs: dict[str,
         feed = _feeds.of(source, source)
         served = feed.serve()
         if served is not None:
-            planned: Any = _Planned.__new__(_Planned)
+            planned: Any = _PlannedSource.__new__(_PlannedSource)
             vars(planned).update(vars(served))
             planned.feed = feed
             dataset.source = planned
@@ -64,15 +64,19 @@ def _prepare(own: Method, dataset: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _sample(own: Method, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     inner = getattr(source, "dataset", source)  # of workers: their function has the source, pickled perhaps
     planned = (
-        inner if isinstance(inner, _Planned) else vars(inner).get("dataset") if hasattr(inner, "__dict__") else None
+        inner
+        if isinstance(inner, _PlannedSource)
+        else vars(inner).get("dataset")
+        if hasattr(inner, "__dict__")
+        else None
     )
     samples = own(source, *args, **kwargs)
-    if not isinstance(planned, _Planned) or not args:
+    if not isinstance(planned, _PlannedSource) or not args:
         return samples
-    return _following(samples, planned.feed, args[0])
+    return _plan_epoch(samples, planned.feed, args[0])
 
 
-def _following(samples: Iterator[Any], feed: Feed, order: Any) -> Iterator[Any]:
+def _plan_epoch(samples: Iterator[Any], feed: Feed, order: Any) -> Iterator[Any]:
     """Yield the samples of an epoch, whose order is planned when the first is asked for."""
     feed.begin(order.tolist())
     for sample in samples:

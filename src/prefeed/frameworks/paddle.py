@@ -49,7 +49,7 @@ def disable() -> None:
     _feeds.clear()
 
 
-class View:
+class PaddleLoaderView:
     """What an iterator reads of a loader: attributes that were set here, and for all others those of the loader."""
 
     def __init__(self, loader: Any) -> None:
@@ -96,13 +96,13 @@ class PlannedBatches:
 
 def _begin(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     (loader,) = (*args, *kwargs.values())
-    if isinstance(loader, View):
+    if isinstance(loader, PaddleLoaderView):
         own(iterator, loader)
         return
     feed = _feeds.of(loader, loader.dataset)
     iterator._prefeed_feed = feed
     feed.loop_begins(length_of(loader.batch_sampler))
-    own(iterator, _view(loader, feed))
+    own(iterator, _create_view(loader, feed))
 
 
 def _next(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,7 +110,7 @@ def _next(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return own(iterator) if feed is None else feed.next_batch(lambda: own(iterator))
 
 
-def _view(loader: Any, feed: Feed) -> Any:
+def _create_view(loader: Any, feed: Feed) -> Any:
     """Return what the iterator is made from: the loader, or a view of it whose dataset is served."""
     if class_of(loader.dataset, "IterableDataset") is not None:
         feed.leave("an IterableDataset has no order to know beforehand")
@@ -120,12 +120,12 @@ def _view(loader: Any, feed: Feed) -> Any:
     if source is None:
         return loader
     source.reports_each = False  # Paddle's workers end by themselves
-    view: Any = View(loader)
+    view: Any = PaddleLoaderView(loader)
     view.dataset = source
     view.batch_sampler = PlannedBatches(
         loader.batch_sampler, feed, num_workers=loader.num_workers, is_known=_is_known(loader.batch_sampler)
     )
-    view.worker_init_fn = WorkerStart(loader.worker_init_fn)
+    view.worker_init_fn = PaddleWorkerInit(loader.worker_init_fn)
     return view
 
 
@@ -137,7 +137,7 @@ def _is_known(batch_sampler: Any) -> bool:
     return inner is None or (is_just_a(inner, *_SAMPLERS) and getattr(inner, "generator", None) is None)
 
 
-class WorkerStart:
+class PaddleWorkerInit:
     """The first act of a worker: show the user's dataset to ``get_worker_info``, then run the user's own function."""
 
     def __init__(self, then: Any) -> None:

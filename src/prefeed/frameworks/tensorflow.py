@@ -23,12 +23,13 @@ from prefeed.sources.mounts import Roots
 _DATASETS: Final = "tensorflow.python.data.ops.dataset_ops"
 _FUNCTIONS: Final = "tensorflow.python.ops.script_ops"
 _NAME: Final = "tf.numpy_function, tf.py_function"
+_MAX_NAMES: Final = 1 << 16
 
 _feeds = Feeds("tf.data.Dataset.from_generator")
 _replaced: list[Replaced] = []
 
 
-class _Functions:
+class _FunctionReads:
     """Answers files that Python functions of a pipeline open, in whichever threads TensorFlow calls them."""
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class _Functions:
                 counters.note(counters.SERVED, _NAME)
 
 
-_functions = _Functions()
+_functions = _FunctionReads()
 
 
 def _reads_beside() -> ReadsBeside | None:
@@ -66,7 +67,7 @@ def _reads_beside() -> ReadsBeside | None:
     return ReadsBeside(config, roots) if roots else None
 
 
-class _Passes:
+class _PassReads:
     """Answers files of passes of generators that have no plan.
 
     Attributes:
@@ -86,7 +87,7 @@ class _Passes:
             reader.end()
 
 
-_passes = _Passes()
+_passes = _PassReads()
 
 
 def enable() -> None:
@@ -103,6 +104,14 @@ def enable() -> None:
     _passes.begin()
     _replaced.append(Replaced(datasets.DatasetV2._GeneratorState, "__init__", _keep))
     _replaced.append(Replaced(functions.FuncRegistry, "__call__", _functions.call))
+    for module, names in _OPS.items():
+        for name, call in names.items():
+            _call_before(module, name, partial(_count_reads, call))
+    for module, name in _LISTS.items():
+        _call_before(module, name, _count_lists)
+    files: Any = sys.modules.get(_FILES)
+    if files is not None:
+        _replaced.append(Replaced(files.FileIO, "__init__", _open))
 
 
 def disable() -> None:
@@ -117,3 +126,43 @@ def disable() -> None:
 def _keep(own: Method, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (generator,) = (*args, *kwargs.values())
     return own(state, ServedGenerator(generator, _feeds, beside=lambda: _passes.reader))
+
+
+def _open(own: Method, file: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    made = own(file, *args, **kwargs)
+    if "r" in file.mode:
+        native.reads("tf.io.gfile.GFile", [file.name])
+    return made
+
+
+def _call_before(module: str, name: str, count: Callable[[Any], None]) -> None:
+    """Call ``count`` with the first argument before each call of a function."""
+
+    def instead(own: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        count(args[0] if args else next(iter(kwargs.values()), None))
+        return own(*args, **kwargs)
+
+    owner = sys.modules.get(module)
+    if hasattr(owner, name):
+        _replaced.append(ReplacedFunction(owner, name, instead))
+
+
+def _count_reads(call: str, names: Any) -> None:
+    native.reads(call, _names_in(names))
+
+
+def _count_lists(value: Any) -> None:
+    for part in value if isinstance(value, list | tuple) else (value,):
+        native.lists(_names_in(part, most=1))
+
+
+def _names_in(value: Any, *, most: int = _MAX_NAMES) -> Iterator[str | bytes]:
+    """Yield texts of a text, or of a tensor whose value is known; never raises."""
+    try:
+        if isinstance(value, str | bytes):
+            yield value
+        elif getattr(value, "dtype", None) == "string" and hasattr(value, "numpy"):
+            found = value.numpy()
+            yield from [found] if isinstance(found, bytes) else found.ravel()[:most].tolist()
+    except Exception:  # noqa: BLE001 - it is no reason for the program to fail
+        return

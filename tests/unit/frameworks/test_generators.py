@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prefeed.config import configure
-from prefeed.frameworks.generators import _UNKNOWN_LENGTH, Elements, ServedGenerator, held_by
+from prefeed.frameworks.generators import _UNKNOWN_LENGTH, GeneratorElements, ServedGenerator, held_values
 
 PATHS = ["a global list"]
 NUMBER = 3
@@ -50,7 +50,7 @@ def held_cases() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 @pytest.mark.parametrize("case", held_cases())
 def test_what_a_generator_holds(case: str) -> None:
     generator, expected = held_cases()[case]
-    found = held_by(generator)
+    found = held_values(generator)
     assert {name: found[name] for name in expected} == expected
     assert "NUMBER" not in found
 
@@ -59,9 +59,9 @@ def test_a_closure_that_is_not_filled_yet_is_left_out() -> None:
     def elements() -> Iterator[str]:
         yield from later
 
-    assert held_by(elements) == {}
+    assert held_values(elements) == {}
     later = ["a"]
-    assert held_by(elements) == {"later": later}
+    assert held_values(elements) == {"later": later}
 
 
 @pytest.fixture
@@ -76,11 +76,11 @@ def test_the_length_is_that_of_the_list_of_files(root: Path) -> None:
     for index in range(5):
         (root / f"{index}.bin").write_bytes(b"x")
     paths = [f"{root}/{index}.bin" for index in range(5)]
-    elements = Elements({"numbers": list(range(9)), "self": Holder(paths)})
+    elements = GeneratorElements({"numbers": list(range(9)), "self": Holder(paths)})
     assert (len(elements), elements.is_length_known) == (5, True)
-    other = Elements({"numbers": list(range(9))})
+    other = GeneratorElements({"numbers": list(range(9))})
     assert (len(other), other.is_length_known) == (_UNKNOWN_LENGTH, False)
-    assert len(Elements({}, 7)) == 7
+    assert len(GeneratorElements({}, 7)) == 7
 
 
 PLAN_SECONDS = 0.004
@@ -110,7 +110,7 @@ class Source:
 class FakeFeed:
     """Notes what is planned."""
 
-    def __init__(self, dataset: Elements, clock: FakeClock) -> None:
+    def __init__(self, dataset: GeneratorElements, clock: FakeClock) -> None:
         self.dataset = dataset
         self.source = Source()
         self.plans: list[list[int]] = []
@@ -143,11 +143,11 @@ class FakeFeeds:
         self.clock = FakeClock()
         self.num_beside = 0
 
-    def of(self, loader: Any, dataset: Elements) -> FakeFeed:
+    def of(self, loader: Any, dataset: GeneratorElements) -> FakeFeed:
         self.feed = self.feed or FakeFeed(dataset, self.clock)
         return self.feed
 
-    def renew(self, loader: Any, dataset: Elements) -> None:
+    def renew(self, loader: Any, dataset: GeneratorElements) -> None:
         self.feed = FakeFeed(dataset, self.clock)
 
 
