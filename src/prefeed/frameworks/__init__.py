@@ -1,9 +1,9 @@
-"""Loaders of other frameworks than PyTorch, unchanged: under ``prefeed run``, or after ``import prefeed.auto``.
+"""Serve unchanged loaders of other frameworks than PyTorch, under ``prefeed run`` or after ``import prefeed.auto``.
 
-``paddle``      ``paddle.io.DataLoader``: the batch sampler is seen
-``grain``       Grain's ``DataLoader``: the index sampler is seen
-``mindspore``   ``GeneratorDataset``: the sampler's indices are seen
-``tensorflow``  tf.data's ``from_generator`` and Python functions; readers in C++ are counted
-``generators``  a generator as a dataset: passes over a list, learned
-``hooks``       which module of a framework is waited for, and what is done then
+``paddle``      ``paddle.io.DataLoader``: reads the batch sampler
+``grain``       Grain's ``DataLoader``: reads the index sampler
+``mindspore``   ``GeneratorDataset``: reads the sampler's indices
+``tensorflow``  tf.data's ``from_generator`` and Python functions; counts readers in C++
+``generators``  a generator as a dataset, whose order is learned
+``hooks``       patches a framework when it is imported
 """

@@ -1,9 +1,9 @@
-"""A generator in the pipeline of a framework is served as a dataset: its i-th element is sample i, pass after pass.
+"""Serves a Python generator in a framework's pipeline as a dataset, in which the i-th element of each pass is sample i.
 
-Nothing says what a generator yields next. But most of them go through a list, and the same one in each pass:
+The next element of a generator is unknown. But most generators iterate over a list, which is the same in each pass:
 
-    first pass      the list is looked for in what the generator holds: a guess, which its first elements prove or refute
-    later passes    element i opens the files that it was seen to open before
+    first pass      search the generator's variables for a list of files, which the first elements confirm or refute
+    later passes    predict that element i opens the files that it opened before
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from prefeed.sources.mounts import Roots
 from prefeed.system.clock import Clock
 
 _UNKNOWN_LENGTH: Final = 1 << 14
-"""GeneratorElements whose files are learned in the first pass of a generator that holds no list of files."""
+"""Number of elements whose files are learned in the first pass of a generator without a list of files."""
 
 _MAX_ELEMENTS: Final = 1 << 24
 _MAX_PARTS: Final = 1 << 16
 _MAX_SAMPLES: Final = 1 << 20
-"""GeneratorElements of parts that are remembered, or twice those of the list of files."""
+"""Maximum number of remembered elements of parts; twice the length of the list of files if that is larger."""
 
 _PLAN_COST_FACTOR: Final = 50
-"""A plan is made if so many times the time that it takes has passed since the last one."""
+"""A new plan is made after this many times its duration, so that planning takes at most 2% of the time."""
 
 _MAX_LENGTHS: Final = 3
-"""Lists of different lengths that are looked at: each search may take a second."""
+"""Maximum number of list lengths that are searched, because each search may take a second."""
 
 _DATA: Final = (str, os.PathLike, list, tuple, dict, np.ndarray)
-"""Kinds of global names that a generator may go through; others may be anything."""
+"""Types of global variables that are searched for lists of files."""
 
 _END: Final = object()
 
 
 class GeneratorElements:
-    """The elements of one pass as a dataset that has a length; subclasses have the generator's name.
+    """Dataset of the elements of one pass. A subclass with the generator's name is created per generator.
 
     Args:
-        held: What the generator holds, by name.
-        length: Number of elements; None: that of a list of files among what is held, or a guess.
+        held: Variables of the generator, by name.
+        length: Number of elements; None for the length of a list of files among the variables, or a default.
     """
 
     def __init__(self, held: dict[str, Any], length: int | None = None) -> None:
-        self.held = SimpleNamespace(**held)  # below the dataset: no name in it says what the dataset is
+        self.held = SimpleNamespace(**held)  # Nested, so that no variable is mistaken for an attribute of a dataset.
         self._length = _UNKNOWN_LENGTH
         found = self._length_of_list() if length is None else length
         self.is_length_known: bool = found is not None
@@ -84,7 +84,7 @@ def _flatten_held(held: dict[str, Any]) -> Iterator[Any]:
 
 
 def held_values(generator: Callable[..., Any]) -> dict[str, Any]:
-    """Return what a callable holds, by name: closure, defaults, arguments of a ``partial``, its object, global data that it names."""
+    """Return the variables of a callable: closure, defaults, arguments of a ``partial``, bound object and global data."""
     if isinstance(generator, functools.partial):
         arguments = {f"argument{place}": value for place, value in enumerate(generator.args)} | generator.keywords
         return held_values(generator.func) | arguments
@@ -116,21 +116,21 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 class ServedGenerator:
-    """In the place of a generator function: its passes are read through the cache, and read ahead.
+    """Replacement of a generator function whose passes are read through the cache and prefetched.
 
-    A plan costs a few messages to the server: milliseconds, where a pass over files of a local disk may take less. So passes have plans
-    of their own as long as these take at most a fiftieth of the time. Passes that are given arguments, as those of tf.data's ``interleave``, are
-    parts of one round: it has one plan, and ends when a part begins again, or begins while none is read.
+    A plan takes milliseconds, and a pass over local files may take less. A pass therefore has its own plan only if planning takes at most
+    a fiftieth of the time. Passes with arguments, for example those of tf.data's ``interleave``, are parts of one round, which has one
+    plan. A round ends when a part begins again, or when one begins while none is read.
 
-    A plan is an epoch: with it, files are asked whether they changed. Passes and rounds without one ask each file when they open it.
+    A plan is an epoch, in which files are checked for changes once. Passes and rounds without a plan check each file when they open it.
 
     Args:
-        generator: The user's: returns an iterable, called once per pass.
-        feeds: Of the framework.
-        beside: Returns what answers the files of passes without a plan, as they are now; None: nobody does.
-        clock: Seconds that only go forward.
+        generator: The user's function, which returns an iterable and is called once per pass.
+        feeds: Feeds of the framework.
+        beside: Function that returns the current reader of files for passes without a plan, or None.
+        clock: Monotonic clock, in seconds.
 
-    **Threads**: any. Of passes at the same time, one is read ahead; the others are read through the cache.
+    **Threads**: any. Of concurrent passes, one is prefetched, and the others are read through the cache.
     """
 
     def __init__(
@@ -151,18 +151,18 @@ class ServedGenerator:
         self._source: ServedSource | None = None
         self._kind = type(str(getattr(generator, "__name__", type(generator).__name__)), (GeneratorElements,), {})
         self._planned_at = 0.0
-        self._plan_seconds: float | None = None  # the first one is not counted: it may start the server
+        self._plan_seconds: float | None = None  # without the first plan, which may start the server
         self._num_plans = 0
-        self._parts: dict[tuple[Any, ...], list[int]] = {}  # samples of each, in order
-        self._begun: set[tuple[Any, ...]] = set()  # in this round
-        self._num_samples = 0  # of all parts
-        self._list_length = 0  # 0: there is no list of files
-        self._running: WeakSet[GeneratorPass] = WeakSet()  # parts
+        self._parts: dict[tuple[Any, ...], list[int]] = {}  # samples of each part, in order
+        self._begun: set[tuple[Any, ...]] = set()  # parts begun in this round
+        self._num_samples = 0  # samples of all parts
+        self._list_length = 0  # 0 without a list of files
+        self._running: WeakSet[GeneratorPass] = WeakSet()  # passes of parts
         self._round: Feed | None = None
-        self._is_planned = False  # this round
+        self._is_planned = False  # True if this round has a plan
 
     def __call__(self, *args: Any) -> GeneratorPass:
-        """Begin a pass; raises what the generator raises."""
+        """Begin a pass. Errors of the generator are raised."""
         elements = iter(self.generator(*args))
         with self._lock:
             return self._begin_part(elements, _key_of(args)) if args else self._begin_pass(elements)
@@ -199,7 +199,7 @@ class ServedGenerator:
         return len(self._parts) >= _MAX_PARTS or self._num_samples >= max(_MAX_SAMPLES, 2 * self._list_length)
 
     def _was_whole(self) -> bool:
-        """Return whether a part had the whole list, and its end: then other arguments, as the number of an epoch, say nothing of the files."""
+        """Return True if one part read the whole list, so that its arguments (an epoch's number) do not select files."""
         return self._list_length > 0 and any(len(part) == self._list_length + 1 for part in self._parts.values())
 
     def _begin_round(self, part: list[int]) -> None:
@@ -219,13 +219,13 @@ class ServedGenerator:
                 feed.begin(range(self._num_samples, len(self._elements or ())))
 
     def _is_worthwhile(self) -> bool:
-        """Return whether it is worth its time to make another plan."""
+        """Return True if enough time has passed since the last plan for another one."""
         seconds = self._plan_seconds
         return seconds is None or self._clock() - self._planned_at >= _PLAN_COST_FACTOR * seconds
 
     @contextmanager
     def _make_plan(self) -> Iterator[Feed]:
-        """Give the feed that makes a plan now, with what stands in for the elements."""
+        """Yield the feed for a new plan after serving the elements, and measure the time of planning."""
         began = self._clock()
         if self._elements is None:
             self._elements = self._kind(held_values(self.generator))
@@ -234,7 +234,7 @@ class ServedGenerator:
         feed = self._feeds.of(self, self._elements)
         self._source = feed.serve()
         if self._source is not None:
-            self._source.reports_each = False  # its reads are in this process, which reports the last ones
+            self._source.reports_each = False  # Reads are in this process, which reports them in batches.
         yield feed
         self._planned_at = self._clock()
         self._num_plans += 1
@@ -242,7 +242,7 @@ class ServedGenerator:
             self._plan_seconds = min(self._planned_at - began, self._plan_seconds or math.inf)
 
     def sample_of(self, part: list[int], index: int) -> int:
-        """Return which sample an element of a part is: the parts have them in the order in which they are first asked for them."""
+        """Return the sample of an element of a part. Samples are numbered in the order of first requests by all parts."""
         if index >= len(part):
             with self._lock:
                 part.append(self._num_samples)
@@ -250,21 +250,21 @@ class ServedGenerator:
         return part[index]
 
     def step(self) -> None:
-        """Another element of a round was made."""
+        """Record that an element of a round was computed."""
         feed = self._round
-        if feed is not None and self._lock.acquire(blocking=False):  # else another part does it
+        if feed is not None and self._lock.acquire(blocking=False):  # Otherwise, another part does so.
             try:
                 feed.step()
             finally:
                 self._lock.release()
 
     def round_length(self) -> int:
-        """Return after how many elements a generator without an end begins its list again; 0: it is not known."""
+        """Return the number of elements after which an infinite generator repeats its list; 0 if unknown."""
         elements = self._elements
         return len(elements) if elements is not None and elements.is_length_known else 0
 
     def record_end(self, num_elements: int) -> None:
-        """A pass had this number of elements: the next one is read ahead to there, if that was not known."""
+        """Record the number of elements of a pass, so that the next pass is prefetched to its end."""
         with self._lock:
             self._lengthen(num_elements)
 
@@ -283,15 +283,15 @@ class GeneratorPass:
     """Iterator over the elements of one pass.
 
     Args:
-        elements: The user's.
-        owner: Began it.
-        source: What stands in for its elements; None: they are read as without prefeed.
-        feed: Has a plan of it alone; None: there is none, or one of the round to which it belongs.
-        beside: Answers the files of its elements where there is no source; None: nobody does.
-        part: Which samples its elements were, the last time that it was given; None: the first element is the first sample.
+        elements: The user's iterator.
+        owner: Generator of this pass.
+        source: Served source of the elements; None to read without a plan.
+        feed: Feed with a plan for this pass only; None without a plan or with that of a round.
+        beside: Reader of the elements' files if ``source`` is None; None to read without prefeed.
+        part: Samples of the elements, from earlier passes of this part; None if element i is sample i.
 
     Attributes:
-        is_over: It has given its last element, or raised.
+        is_over: True if the pass has ended or raised an error.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class GeneratorPass:
         return self
 
     def __next__(self) -> Any:
-        """Return the next element, as the generator makes it."""
+        """Return the next element of the generator."""
         try:
             return self._next_element() if self._feed is None else self._feed.next_batch(self._next_element)
         except BaseException as err:
@@ -342,7 +342,7 @@ class GeneratorPass:
         if self._part is not None:
             self._owner.step()
         length = 0 if self._feed is None else self._owner.round_length()
-        if self._feed is not None and 0 < length < self._index:  # it was the first element of another round
+        if self._feed is not None and 0 < length < self._index:  # This was the first element of the next round.
             self._index = 1
             self._feed.begin(range(1, length))
         return element

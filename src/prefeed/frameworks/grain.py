@@ -1,7 +1,7 @@
-"""Grain's ``DataLoader``: its pipeline is built over a served source; the index sampler says what comes.
+"""Serves Grain's ``DataLoader``: builds its pipeline over a served source, and plans the order of the index sampler.
 
-Element i of a shard is sampler index ``i * shard_count + shard_index``. Workers take elements in turns, so they ask for
-them in the order of the sampler.
+Element i of a shard is sampler index ``i * shard_count + shard_index``. Workers take elements in turns, so all of them together request
+elements in the order of the sampler. Start with ``enable``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def enable() -> None:
     """Serve every loader from its next iterator on. Idempotent.
 
     Raises:
-        AttributeError, KeyError: Grain keeps its loaders otherwise.
+        AttributeError, KeyError: This version of Grain has different internals.
     """
     if _replaced:
         return
@@ -40,18 +40,18 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave Grain's classes as they were. Idempotent."""
+    """Restore Grain's classes. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
     _feeds.clear()
 
 
 class ShardKeys:
-    """What one shard of a sampler yields: keys of records, from any element on.
+    """Record keys of one shard of a sampler.
 
     Args:
-        sampler: Grain's, or the user's.
-        shard_index, shard_count: Which elements of the sampler are this process's.
+        sampler: Sampler of Grain or of the user.
+        shard_index, shard_count: Index of this process's shard, and number of shards.
     """
 
     def __init__(self, sampler: Any, *, shard_index: int, shard_count: int) -> None:
@@ -59,7 +59,7 @@ class ShardKeys:
         self._index, self._count = shard_index, shard_count
 
     def keys_from(self, element: int) -> Iterator[int]:
-        """Yield the keys from this element on, until the sampler ends."""
+        """Yield the keys from an element to the end of the sampler."""
         for number in count(element):
             try:
                 yield int(self._sampler[number * self._count + self._index].record_key)
@@ -79,10 +79,10 @@ def _iterate(own: Method, loader: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _serve_loader(loader: Any, feed: Feed) -> Any:
-    """Return a loader that is built over a served source; None when it is left alone."""
+    """Return a copy of a loader over a served source; None if the loader is not supported."""
     source = loader._data_source
     if hasattr(type(source), "__enter__") or not hasattr(type(source), "__len__"):
-        feed.leave(f"its source, {type(source).__name__}, is entered, or has no length")
+        feed.leave(f"its source, {type(source).__name__}, is a context manager, or has no length")
     served = feed.serve()
     if served is None:
         return None
@@ -90,7 +90,7 @@ def _serve_loader(loader: Any, feed: Feed) -> Any:
         shown = copy.copy(loader)
         shown._data_source = served
         shown._dataset = shown._create_dataset()
-    except Exception as err:  # noqa: BLE001 - Grain keeps it otherwise, or the user's class does
+    except Exception as err:  # noqa: BLE001 - other internals of Grain, or of the user's class
         feed.leave(f"this version of Grain builds its pipeline in another way: {type(err).__name__}: {err}")
         return None
     return shown
@@ -116,7 +116,7 @@ def _set_state(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _next_element(state: Any, shard_count: int) -> int | None:
-    """Return the first element of the shard that may come after a state; None where the state does not tell."""
+    """Return the first element of the shard that may follow a state; None if the state has an unknown format."""
     try:
         seen = json.loads(state)["last_seen_indices"]
         return max(0, min(int(index) for index in seen.values()) // shard_count + 1)

@@ -1,7 +1,7 @@
-"""Which module of a framework is waited for, and what is done once it was imported; no framework is imported for it.
+"""Hooks that patch a framework once its module is imported. No framework is imported for this.
 
-Everything that a framework keeps to itself may be named otherwise in its next version. What is missing means that its
-loaders are left alone, with one line in the log.
+Private names of a framework can change in its next version. If one is missing, the framework's loaders are not served, and one line is
+logged.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ MODULES: Final = {
     "mindspore.dataset.engine.datasets_user_defined": "mindspore",
     "tensorflow.python.data.ops.dataset_ops": "tensorflow",
 }
-"""By the module that has what is replaced: the module of this package that replaces it, in ``enable`` and ``disable``."""
+"""Module of this package with ``enable`` and ``disable``, by the module of the framework that it patches."""
 
 
 def serve(name: str) -> None:
-    """Serve the loaders of a framework, one of whose modules is there now. Idempotent.
+    """Serve the loaders of a framework whose module was imported. Idempotent.
 
     Args:
-        name: Of the module, one of ``MODULES``.
+        name: Name of the module, a key of ``MODULES``.
 
     Raises:
-        Exception: The framework keeps its loaders otherwise than is known here.
+        Exception: The framework has unknown internals.
     """
     importlib.import_module(f"{__package__}.{MODULES[name]}").enable()
 
 
 def undo() -> None:
-    """Leave every framework as it was. Idempotent."""
+    """Restore all frameworks. Idempotent."""
     for own in MODULES.values():
         module = sys.modules.get(f"{__package__}.{own}")
         if module is not None:

@@ -1,7 +1,8 @@
-"""``paddle.io.DataLoader``: its iterators read dataset and batch sampler from a view of the loader.
+"""Serves ``paddle.io.DataLoader``: its iterators get a view of the loader with a served dataset and a planned batch sampler.
 
-Paddle asks the batch sampler for a batch whenever a worker takes one. When it asks for the first, the sampler is drawn
-from to its end, and Paddle is given what was drawn: its own samplers draw all random numbers of an epoch then.
+Paddle requests a batch from the batch sampler whenever a worker is free. At the first request, the whole epoch is read from the sampler,
+planned, and then returned batch by batch. This does not change the random numbers, because Paddle's own samplers draw those of an epoch
+at the first request too. Start with ``enable``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def enable() -> None:
     """Serve every loader from its next epoch on. Idempotent.
 
     Raises:
-        AttributeError, KeyError: Paddle has no such iterators.
+        AttributeError, KeyError: This version of Paddle has different internals.
     """
     if _replaced:
         return
@@ -43,14 +44,14 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave Paddle's classes as they were. Idempotent."""
+    """Restore Paddle's classes. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
     _feeds.clear()
 
 
 class PaddleLoaderView:
-    """What an iterator reads of a loader: attributes that were set here, and for all others those of the loader."""
+    """View of a loader in which some attributes are replaced. All others are those of the loader."""
 
     def __init__(self, loader: Any) -> None:
         self.__loader = loader
@@ -60,13 +61,13 @@ class PaddleLoaderView:
 
 
 class PlannedBatches:
-    """Yields what the batch sampler of the user yields, when Paddle asks, and plans it.
+    """Batch sampler that plans the batches of the user's batch sampler and yields them.
 
     Args:
         inner: The user's batch sampler.
-        feed: Plans it.
-        num_workers: Of the loader, which take batches in turns.
-        is_known: It may be drawn from to its end when its first batch is asked for: no code could tell the difference.
+        feed: Feed that receives the plan.
+        num_workers: Number of the loader's workers, which take batches in turns.
+        is_known: True if the whole epoch can be read from ``inner`` at the first request without a visible difference.
     """
 
     def __init__(self, inner: Any, feed: Feed, *, num_workers: int, is_known: bool) -> None:
@@ -82,7 +83,7 @@ class PlannedBatches:
         return getattr(self.inner, name)
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: the sampler is drawn from when Paddle asks for the first batch, as without prefeed.
+        # A generator, so that nothing is read from the sampler before Paddle requests the first batch.
         if not self._is_known:
             self._feed.begin(())
             yield from self.inner
@@ -111,7 +112,7 @@ def _next(own: Method, iterator: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _create_view(loader: Any, feed: Feed) -> Any:
-    """Return what the iterator is made from: the loader, or a view of it whose dataset is served."""
+    """Return a view of the loader with a served dataset, or the loader itself if that is not supported."""
     if class_of(loader.dataset, "IterableDataset") is not None:
         feed.leave("an IterableDataset has no order to know beforehand")
     elif loader.batch_sampler is None:
@@ -119,7 +120,7 @@ def _create_view(loader: Any, feed: Feed) -> Any:
     source = feed.serve()
     if source is None:
         return loader
-    source.reports_each = False  # Paddle's workers end by themselves
+    source.reports_each = False  # Paddle's workers exit regularly and report their last reads.
     view: Any = PaddleLoaderView(loader)
     view.dataset = source
     view.batch_sampler = PlannedBatches(
@@ -130,7 +131,7 @@ def _create_view(loader: Any, feed: Feed) -> Any:
 
 
 def _is_known(batch_sampler: Any) -> bool:
-    """Return True for Paddle's own samplers, which draw all random numbers of an epoch when the first batch is drawn."""
+    """Return True for Paddle's own samplers, which draw all random numbers of an epoch for the first batch."""
     if not is_just_a(batch_sampler, *_BATCH_SAMPLERS):
         return False
     inner = getattr(batch_sampler, "sampler", None)
@@ -138,7 +139,7 @@ def _is_known(batch_sampler: Any) -> bool:
 
 
 class PaddleWorkerInit:
-    """The first act of a worker: show the user's dataset to ``get_worker_info``, then run the user's own function."""
+    """Init function of workers: shows the user's dataset in ``get_worker_info``, then calls the user's function."""
 
     def __init__(self, then: Any) -> None:
         self._then = then

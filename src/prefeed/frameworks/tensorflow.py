@@ -1,8 +1,8 @@
-"""tf.data, as far as Python sees it: ``from_generator``, and Python functions in a pipeline.
+"""Serves the Python parts of tf.data: ``from_generator``, and Python functions in a pipeline.
 
-from_generator                       passes of a generator: served and read ahead, see ``generators``
-tf.numpy_function, tf.py_function    files that they open come from the cache; TensorFlow draws their order in C++
-tf.io.read_file, TFRecordDataset …   open files in C++ and bypass the cache
+from_generator                       passes of a generator are served and prefetched, see ``generators``
+tf.numpy_function, tf.py_function    their files are read from the cache, without prefetching, because the order is drawn in C++
+tf.io.read_file, TFRecordDataset …   open files in C++, which are only counted for the run summary
 """
 
 from __future__ import annotations
@@ -22,6 +22,24 @@ from prefeed.sources.mounts import Roots
 
 _DATASETS: Final = "tensorflow.python.data.ops.dataset_ops"
 _FUNCTIONS: Final = "tensorflow.python.ops.script_ops"
+_FILES: Final = "tensorflow.python.lib.io.file_io"
+_OPS: Final = {
+    "tensorflow.python.ops.gen_io_ops": {"read_file": "tf.io.read_file"},
+    "tensorflow.python.ops.gen_dataset_ops": {
+        "tf_record_dataset": "tf.data.TFRecordDataset",
+        "tf_record_dataset_v2": "tf.data.TFRecordDataset",
+        "text_line_dataset": "tf.data.TextLineDataset",
+        "fixed_length_record_dataset_v2": "tf.data.FixedLengthRecordDataset",
+    },
+}
+"""Functions that create operations that open files, with their public names, by module."""
+
+_LISTS: Final = {
+    "tensorflow.python.ops.gen_io_ops": "matching_files",
+    "tensorflow.python.ops.gen_dataset_ops": "tensor_slice_dataset",
+}
+"""Function by module whose first argument may contain names of files that an operation opens later."""
+
 _NAME: Final = "tf.numpy_function, tf.py_function"
 _MAX_NAMES: Final = 1 << 16
 
@@ -30,23 +48,23 @@ _replaced: list[Replaced] = []
 
 
 class _FunctionReads:
-    """Answers files that Python functions of a pipeline open, in whichever threads TensorFlow calls them."""
+    """Serves the files that Python functions of a pipeline open, in any thread of TensorFlow."""
 
     def __init__(self) -> None:
         self._reader: ReadsBeside | None = None
 
     def begin(self) -> None:
-        """Files below the roots are answered from now on."""
+        """Start to serve files below the roots."""
         self._reader = _reads_beside()
 
     def end(self) -> None:
-        """Nothing is answered any more. Idempotent."""
+        """Stop serving files. Idempotent."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.end()
 
     def call(self, own: Method, registry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function; stands for the method of TensorFlow's registry."""
+        """Call a function with its files served. Replaces the method of TensorFlow's registry."""
         reader = self._reader
         if reader is None or answers_everywhere():
             return own(registry, *args, **kwargs)
@@ -68,20 +86,20 @@ def _reads_beside() -> ReadsBeside | None:
 
 
 class _PassReads:
-    """Answers files of passes of generators that have no plan.
+    """Serves the files of generator passes without a plan.
 
     Attributes:
-        reader: None: nobody does.
+        reader: Reader of the files; None if files are not served.
     """
 
     reader: ReadsBeside | None = None
 
     def begin(self) -> None:
-        """They are answered from now on."""
+        """Start to serve files."""
         self.reader = _reads_beside()
 
     def end(self) -> None:
-        """They are not any more. Idempotent."""
+        """Stop serving files. Idempotent."""
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.end()
@@ -91,10 +109,10 @@ _passes = _PassReads()
 
 
 def enable() -> None:
-    """Serve generators that are given to tf.data from now on, and Python functions. Idempotent.
+    """Serve Python functions, and generators that are passed to tf.data after this call. Idempotent.
 
     Raises:
-        AttributeError, KeyError: TensorFlow keeps them otherwise.
+        AttributeError, KeyError: This version of TensorFlow has different internals.
     """
     if _replaced:
         return
@@ -115,7 +133,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave TensorFlow as it was. Idempotent."""
+    """Restore TensorFlow. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
     _functions.end()
@@ -136,7 +154,7 @@ def _open(own: Method, file: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _call_before(module: str, name: str, count: Callable[[Any], None]) -> None:
-    """Call ``count`` with the first argument before each call of a function."""
+    """Patch a function so that ``count`` is called with its first argument before each call."""
 
     def instead(own: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count(args[0] if args else next(iter(kwargs.values()), None))
@@ -157,12 +175,12 @@ def _count_lists(value: Any) -> None:
 
 
 def _names_in(value: Any, *, most: int = _MAX_NAMES) -> Iterator[str | bytes]:
-    """Yield texts of a text, or of a tensor whose value is known; never raises."""
+    """Yield a text, or the texts of a tensor with a known value. Raises no errors."""
     try:
         if isinstance(value, str | bytes):
             yield value
         elif getattr(value, "dtype", None) == "string" and hasattr(value, "numpy"):
             found = value.numpy()
             yield from [found] if isinstance(found, bytes) else found.ravel()[:most].tolist()
-    except Exception:  # noqa: BLE001 - it is no reason for the program to fail
+    except Exception:  # noqa: BLE001 - counting must not make the program fail
         return
