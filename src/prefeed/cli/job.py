@@ -25,7 +25,7 @@ from prefeed.config import Config
 from prefeed.errors import SpecError
 from prefeed.jobs.options import SyncEvents
 from prefeed.jobs.records import FAILED, JobRecord, all_jobs, find_job
-from prefeed.jobs.rmr import Doomed, relative_paths, survey
+from prefeed.jobs.rmr import RemovalPreview, relative_paths, survey
 from prefeed.jobs.running import (
     JobEvents,
     TerminatedError,
@@ -184,7 +184,7 @@ def _events() -> JobEvents:
 # ---------------------------------------------------------------- what is printed
 
 
-def doomed_lines(root: str, doomed: Sequence[Doomed]) -> list[str]:
+def doomed_lines(root: str, doomed: Sequence[RemovalPreview]) -> list[str]:
     """Return a line per path that will be removed, a line per mount that stays, and the total."""
     at = printable(root.rstrip("/"))
     total = format_count(sum(one.num_files for one in doomed), "file")

@@ -1,7 +1,7 @@
-"""Serves MindSpore's ``GeneratorDataset`` over sources with ``__getitem__``.
+"""MindSpore's ``GeneratorDataset`` over a source with an index: the sampler's indices of an epoch come in one array.
 
-Once per epoch, MindSpore passes the sampler's indices of the epoch to a function, which is replaced here, and its workers take the
-indices in turns. MindSpore's own readers of files are C++ and are only counted, for the run summary. Start with ``enable``.
+MindSpore calls a function of its module once per epoch, with all of them; its workers take them in turns. Its own readers of files
+are C++ and bypass the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def enable() -> None:
     """Serve every ``GeneratorDataset`` from its next iterator on. Idempotent.
 
     Raises:
-        AttributeError, KeyError: This version of MindSpore has different internals.
+        AttributeError, KeyError: MindSpore makes its generators in another way.
     """
     if _replaced:
         return
@@ -35,14 +35,14 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Restore MindSpore's classes. Idempotent."""
+    """Leave MindSpore's classes as they were. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
     _feeds.clear()
 
 
-class _PlannedSource(ServedSource):
-    """Served source with its feed, in the process of the pipeline. Workers receive only the source."""
+class _Planned(ServedSource):
+    """A served source that knows its feed, in the process of the pipeline; workers get the source alone."""
 
     feed: Feed
 
@@ -54,7 +54,7 @@ def _prepare(own: Method, dataset: Any, args: tuple[Any, ...], kwargs: dict[str,
         feed = _feeds.of(source, source)
         served = feed.serve()
         if served is not None:
-            planned: Any = _PlannedSource.__new__(_PlannedSource)
+            planned: Any = _Planned.__new__(_Planned)
             vars(planned).update(vars(served))
             planned.feed = feed
             dataset.source = planned
@@ -62,38 +62,20 @@ def _prepare(own: Method, dataset: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _sample(own: Method, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    # With workers, ``source`` is a function object with the source, possibly pickled.
-    inner = getattr(source, "dataset", source)
-    if not isinstance(inner, _PlannedSource) and hasattr(inner, "__dict__"):
-        inner = vars(inner).get("dataset")
+    inner = getattr(source, "dataset", source)  # of workers: their function has the source, pickled perhaps
+    planned = (
+        inner if isinstance(inner, _Planned) else vars(inner).get("dataset") if hasattr(inner, "__dict__") else None
+    )
     samples = own(source, *args, **kwargs)
-    if not isinstance(inner, _PlannedSource) or not args:
+    if not isinstance(planned, _Planned) or not args:
         return samples
-    return _plan_epoch(samples, inner.feed, args[0])
+    return _following(samples, planned.feed, args[0])
 
 
-def _plan_epoch(samples: Iterator[Any], feed: Feed, order: Any) -> Iterator[Any]:
-    """Plan the order of an epoch at the first request, and yield its samples."""
+def _following(samples: Iterator[Any], feed: Feed, order: Any) -> Iterator[Any]:
+    """Yield the samples of an epoch, whose order is planned when the first is asked for."""
     feed.begin(order.tolist())
     for sample in samples:
         yield sample
         feed.step()
     feed.epoch_ended()
-
-
-def _parse(own: Method, dataset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Count a native reader of files when the pipeline is built."""
-    if type(dataset).__module__ != _MODULE:
-        names = [name for attribute, value in vars(dataset).items() for name in _names_in(attribute, value)]
-        if names:
-            native.reads(f"mindspore.dataset.{type(dataset).__name__}", names)
-    return own(dataset, *args, **kwargs)
-
-
-def _names_in(attribute: str, value: Any) -> list[str]:
-    """Return the files that an attribute of a reader names. For a directory, return a name in it."""
-    if not attribute.startswith("dataset_"):
-        return []
-    values = value if isinstance(value, list) else [value]
-    names = [name for name in values if isinstance(name, str) and name]
-    return [os.path.join(name, "file") for name in names] if attribute.endswith("_dir") else names

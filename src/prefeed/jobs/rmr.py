@@ -51,13 +51,12 @@ class RmrResult:
     failures: list[str] = field(default_factory=list)
 
 
-def relative_paths(root: str, paths: Sequence[str], *, everything: bool = False) -> list[str]:
+def relative_paths(root: str, paths: Sequence[str]) -> list[str]:
     """Convert paths to relative ones, without duplicates and paths below another.
 
     Args:
         root: Canonical URL.
         paths: Paths relative to the root, or absolute and below it.
-        everything: True for the whole root, with ``paths`` empty.
 
     Raises:
         JobSpecError: A path is empty, contains ``..``, is the root itself, or is not below the root.

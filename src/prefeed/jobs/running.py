@@ -107,11 +107,9 @@ def sync_and_renew(
     return result
 
 
-def remove_named(
-    place: Place, paths: tuple[str, ...], *, everything: bool = False, one_file_system: bool = True
-) -> RmrResult:  # fmt: skip
+def remove_named(place: Place, paths: tuple[str, ...], *, one_file_system: bool = True) -> RmrResult:
     """Remove paths at the origin, and their objects in the node's tiers. See ``rmr.remove``."""
-    named = relative_paths(place.url, paths, everything=everything)
+    named = relative_paths(place.url, paths)
     survey(place.url, named, place.settings, one_file_system=one_file_system)
     try:
         return remove(place.url, named, place.settings, one_file_system=one_file_system)

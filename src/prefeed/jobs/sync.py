@@ -493,7 +493,7 @@ class _SyncRun:
 
         def safe() -> Iterator[Entry]:
             for one in done:
-                reason = self._why_not_kept(one)
+                reason = self._why_not_copied(one)
                 if reason:
                     kept.append(self._not_deleted(self._origin, one, reason))
                 else:
@@ -502,7 +502,7 @@ class _SyncRun:
         num_deleted, failures = self._delete_from(self._origin, safe())
         return num_deleted, [*kept, *failures]
 
-    def _why_not_kept(self, one: Entry) -> str:
+    def _why_not_copied(self, one: Entry) -> str:
         origin, place, original = self._origin, self._place, None
         if self._options.dry or not isinstance(place, DirectoryPlace):
             return ""
@@ -513,7 +513,7 @@ class _SyncRun:
                 return f"it cannot be looked at: {err.strerror}"
             if original is None:
                 return ""  # Another process removed the original.
-        return place.why_not_kept(one, original, folds_case=self._folded is not None)
+        return place.why_not_copied(one, original, folds_case=self._folded is not None)
 
     def _delete_from(
         self, place: Root, listed: Iterable[Entry], *, keep: Collection[str] = ()

@@ -47,26 +47,6 @@ def test_a_detached_job_that_cannot_be_done_any_more_has_failed(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("sandbox")
-@pytest.mark.parametrize("spec", ["sync", "clear"])
-def test_the_set_of_a_job_is_read_once(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "1.bin").write_bytes(b"1")
-    applied(sample_set(source={"uri": str(tmp_path / "data")}))
-    document = {"type": spec, "sampleSetRef": "imagenet"}
-    if spec == "sync":
-        document["syncOptions"] = {"destination": str(tmp_path / "copy")}
-    records_of_sets._found.clear()
-    read: list[object] = []
-    decoded = records_of_sets._decode_record
-    monkeypatch.setattr(records_of_sets, "_decode_record", lambda *given: read.append(given) or decoded(*given))
-
-    job = resolve_job("one", parse_spec(document), document, resolve())
-    record = apply_job(job, resolve(), JobEvents())
-
-    assert (record.phase, len(read)) == (SUCCEEDED, 1)
-
-
-@pytest.mark.usefixtures("sandbox")
 def test_every_set_of_a_job_is_held_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that is named by its URL alone: it is not deleted, nor brought up, meanwhile."""
     sets = {}
