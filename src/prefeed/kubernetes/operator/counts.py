@@ -28,16 +28,16 @@ ENDS: Final = Metric(
     "prefeed_operator_reconciliations_total",
     "counter",
     ("end",),
-    "Sets that were compared with what should be, by result: ok, waits = something is missing, failed = a request was refused. "
+    "Sets that were reconciled, by result: ok, waits = something is missing, failed = a request was refused. "
     "If failed grows, read the operator's log and the conditions of the sets.",
 )
 WAITING: Final = Metric(
     "prefeed_operator_waiting_groups",
     "gauge",
     (),
-    "Sets that have changed and were not compared yet. Growth means that the API server is slow.",
+    "Sets that have changed and were not reconciled yet. Growth means that the API server is slow.",
 )
-KNOWN: Final = Metric("prefeed_operator_known_objects", "gauge", (), "Objects of the cluster that the operator holds.")
+KNOWN: Final = Metric("prefeed_operator_known_objects", "gauge", (), "Objects of the cluster that the operator watches.")
 METRICS: Final = (ENDS, WAITING, KNOWN)
 """All metrics of the operator, in the order in which the page has them."""
 
