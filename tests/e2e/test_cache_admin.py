@@ -210,7 +210,7 @@ def test_the_default_port_is_the_home_itself(sandbox: Sandbox) -> None:
 
 
 def test_case_1_two_commands(admin: Admin) -> None:
-    admin.refuse("--start", "--stop", because="--stop was given beside --start")
+    admin.refuse("--start", "--stop", because="--stop was given together with --start")
 
 
 def test_case_2_no_command(admin: Admin) -> None:
@@ -240,7 +240,7 @@ def test_case_6_spill_directory_that_does_not_exist(admin: Admin, tmp_path: Path
 def test_cases_7_to_9_start_start_again_stop(admin: Admin) -> None:
     admin.ok("--start")
     pid = admin.status().pid
-    admin.refuse("--start", because=f"runs on port {admin.port} already")
+    admin.refuse("--start", because=f"already runs on port {admin.port}")
     assert admin.status().pid == pid
     admin.ok("--stop")
 

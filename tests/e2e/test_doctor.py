@@ -108,7 +108,7 @@ def test_a_program_that_ends_too_soon(program: Path) -> None:
     done = run(program, 0, 0, 0)
     assert done.returncode == 1
     assert done.stdout.splitlines() == ["begins", "ends"]
-    assert "prefeed: the program ended before there was a verdict" in done.stderr
+    assert "prefeed: the program ended before it was measured" in done.stderr
     assert "--steps with less than 3" in done.stderr
 
 
@@ -116,7 +116,7 @@ def test_a_program_that_fails(program: Path) -> None:
     done = run(program, "what", 0, 1)
     assert done.returncode == 1
     assert "ValueError: could not convert string to float" in done.stderr
-    assert "prefeed: the program ended with status 1 before there was a verdict" in done.stderr
+    assert "prefeed: the program ended with status 1 before it was measured" in done.stderr
 
 
 def test_two_ranks_are_examined_and_one_speaks(program: Path) -> None:

@@ -162,7 +162,7 @@ def test_switched_off(run: Run, root: Path, tmp_path: Path) -> None:
     script = str(write(tmp_path / "train.py", f"{TRAIN}\ntrain()\n"))
     ours = run("-m", "prefeed", "run", "--root", str(root), script, str(root), PREFEED_ENABLED="0")
 
-    assert (ours.returncode, ours.stderr) == (0, "prefeed: nothing is done: PREFEED_ENABLED is 0\n")
+    assert (ours.returncode, ours.stderr) == (0, "prefeed: the cache is not used, because PREFEED_ENABLED is 0\n")
     assert reads() == 0
 
 

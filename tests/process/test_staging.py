@@ -172,7 +172,7 @@ def test_ctrl_c_says_how_to_resume(server: FileServer, sandbox: Sandbox) -> None
         first.send_signal(signal.SIGINT)
         out, err = first.communicate(timeout=60)
     assert (first.returncode, out) == (130, "")
-    assert err == "prefeed: interrupted; the copied objects stay, and the same command resumes\n"
+    assert err == "prefeed: interrupted; copied objects are kept, and the same command resumes\n"
 
     server.answers.clear()
     server.requests.clear()
@@ -191,7 +191,7 @@ def test_a_second_run_waits_for_the_first_and_copies_nothing_again(server: FileS
         wait_for(lambda: len(copied_to(sandbox)) == len(FILES) - 1, "all files but one are copied")
         with command("stage", server.url) as second:
             assert second.stderr is not None
-            assert second.stderr.readline() == f"prefeed: process {first.pid} makes the same copy; waiting for it\n"
+            assert second.stderr.readline() == f"prefeed: process {first.pid} is making the same copy; waiting for it\n"
             with command("stage", "delete", server.url) as third:
                 _, err = third.communicate(timeout=60)
             assert third.returncode == 1

@@ -1,17 +1,17 @@
 """The command line: one module per command or group of commands.
 
-A command asks the node server for a value through ``backend``. ``render``, or the end of the command's module, turns the value into
-text or JSON. Exit codes: ``failure``. Other distributions add commands by entry points: ``prefeed bench`` and ``prefeed demo``
-belong to prefeed-bench.
+A command requests a value from the node server through ``backend``. ``render``, or the end of the command's module, formats the
+value as text or JSON. ``failure`` has the exit codes. Other distributions add commands with entry points: prefeed-bench adds
+``prefeed bench`` and ``prefeed demo``.
 
 ``main``           the ``prefeed`` command: start reading here
-``commands``       what all commands have: examples, ``-v``, suggestions
+``commands``       options and help that all commands share: examples, ``-v``, suggestions
 ``examples``       examples of each command
-``backend``        the functions that commands call in the rest of prefeed; tests pass a fake
+``backend``        node servers as the commands use them; tests pass a fake
 ``options``        options that several commands share
-``url``            URLs as users type them
-``render``         values as text and JSON
-``text``           text that a terminal can print
+``url``            resolves URLs and paths that users type
+``render``         formats values as text and JSON
+``text``           escapes and masks text for terminals
 ``failure``        the message and exit code of a failed command
 ``run``            ``prefeed run``
 ``server``         ``prefeed server``

@@ -1,4 +1,4 @@
-"""What the commands need from the rest of prefeed; a test hands in a fake as click's ``obj``."""
+"""Node servers as the commands use them. Tests pass a fake as click's ``obj``."""
 
 from __future__ import annotations
 
@@ -63,24 +63,28 @@ class Backend(Protocol):
         ...
 
     def start(self, config: Config) -> int:
-        """Return the process id of a server started in the background, once it answers."""
+        """Start a server in the background, wait until it replies, and return its process id."""
         ...
 
     def stop(self, config: Config) -> ServerEnd:
-        """End the server of the home, whatever it does; see ``end_server``."""
+        """End the server of the home, even if it is busy or suspended; see ``end_server``."""
         ...
 
     def silent_server(self, config: Config) -> SilentServer | None:
-        """Return the server that owns the home, of one that does not answer; None when there is none."""
+        """Find the server that owns the home and does not reply.
+
+        Returns:
+            None if no server owns the home.
+        """
         ...
 
     def run_foreground(self, config: Config) -> int:
-        """Be the server until it is stopped; return the exit code."""
+        """Run the server in this process until it is stopped, and return the exit code."""
         ...
 
 
 class NodeBackend:
-    """The real one. Its imports are deferred: ``prefeed warm --help`` needs no server code."""
+    """Backend of the ``prefeed`` command. Its imports are deferred, because ``prefeed warm --help`` needs no server code."""
 
     def connect(self, config: Config, *, autostart: bool | None = None, answer_seconds: float | None = None) -> Client:
         from prefeed.client.node import NodeClient
@@ -112,6 +116,6 @@ class NodeBackend:
 
 
 def backend_of(ctx: click.Context) -> Backend:
-    """Return the backend handed in, or the real one."""
+    """Return the backend of a test, or ``NodeBackend``."""
     given: Backend | None = ctx.obj
     return NodeBackend() if given is None else given

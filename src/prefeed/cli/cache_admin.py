@@ -1,7 +1,7 @@
-"""``cache_admin``: MindSpore's command for its cache server, for scripts that know it. ``prefeed`` is the native one.
+"""``cache_admin``: drop-in replacement for MindSpore's command of this name, for existing scripts.
 
-A port names a server: nothing listens on it, requests go through the Unix socket of the port's home. Arguments are parsed by no
-option parser of the usual kind: ``-h`` is the host, a number may follow ``-d`` several times, and each refusal is one that scripts know.
+A port number selects a server, but requests use the Unix socket of the port's home, and no process listens on the port. Arguments are
+parsed by hand, as in MindSpore: ``-h`` is the host, ``-d`` takes several numbers, and errors are those that scripts expect.
 """
 
 from __future__ import annotations
@@ -54,44 +54,44 @@ _OPTIONS: Final = {
 }  # fmt: skip
 
 HELP: Final = f"""\
-cache_admin: the cache server of this node, by the commands of MindSpore's.
+cache_admin: manage the cache server of this node with the commands of MindSpore.
 
-One command:
+Commands:
   --start                            start the server
   --stop                             stop it and free the memory of its sessions
-  --generate_session, -g             make a session and print its id as the last word
+  --generate_session, -g             create a session and print its id as the last word
   --destroy_session, -d <id> [<id>]  drop sessions and their caches
   --list_sessions                    list sessions and the contents of their caches
-  --server_info                      show how the server was started
-  --help                             show this
+  --server_info                      show the settings and sessions of the server
+  --help                             show this message
 
 Options:
   --hostname, -h <host>    only 127.0.0.1; default: MS_CACHE_HOST, or 127.0.0.1
   --port, -p <port>        port of the server, 1025 to 65535; default: MS_CACHE_PORT, or 50052
 With --start:
   --workers, -w <number>   threads that fetch files, 1 to {MOST_WORKERS}; default: that limit, at most 256
-  --spilldir, -s <dir>     absolute path for data that does not fit into memory
+  --spilldir, -s <dir>     absolute path of a directory for data that does not fit into memory
   --loglevel, -l <level>   0 (everything) to 4 (fatal errors); default: GLOG_v, or 1"""
 
 
 class ArgumentsError(PrefeedError, ValueError):
-    """What was typed is not understood, or not allowed."""
+    """The command line of ``cache_admin`` is invalid."""
 
     code = "bad-arguments"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What ``cache_admin`` is to do.
+    """Parsed command line of ``cache_admin``. Options that were not given are None.
 
     Attributes:
-        command: One of the commands, without dashes.
-        port: Names the server.
-        sessions: Those to be destroyed.
-        workers: Threads that fetch; None when not given.
-        spilldir: Where the disk tier is to lie; None without one.
-        loglevel: 0 to 4; None when not given.
-        memory_ratio: Share of the memory to be had; None when not given.
+        command: Name of the command, without dashes.
+        port: Port that identifies the server.
+        sessions: Numbers of the sessions to destroy.
+        workers: Maximum number of concurrent fetches.
+        spilldir: Parent directory of the disk tier.
+        loglevel: Level from 0 (everything) to 4 (fatal errors).
+        memory_ratio: Share of the available memory, above 0 and at most 1.
     """
 
     command: str
@@ -104,13 +104,13 @@ class Arguments:
 
 
 def main() -> None:
-    """Do what the command line says and end the process: 0, or 1 with the reason on stderr."""
-    logging.getLogger("prefeed").setLevel(logging.ERROR)  # how settings differ is nothing that these commands are asked
+    """Run the command line and end the process with 0, or with 1 and the reason on stderr."""
+    logging.getLogger("prefeed").setLevel(logging.ERROR)  # Scripts do not expect notices about settings.
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
-    """Do what the words say; return the exit status."""
+    """Run a command and return the exit status."""
     if not words:
         click.echo(HELP)
         return EXIT_FAILED
@@ -120,7 +120,7 @@ def run(words: Sequence[str]) -> int:
         try:
             for line in lines:
                 click.echo(line)
-        except BrokenPipeError:  # who reads has read enough; what was asked for is done
+        except BrokenPipeError:  # The reader has closed the pipe, and the command is done.
             os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
     except PrefeedError as err:
         click.echo(f"cache_admin: {err}", err=True)
@@ -144,7 +144,7 @@ def _lines(arguments: Arguments) -> list[str]:
         raise
     except ServerUnavailableError as err:
         raise ServerUnavailableError(
-            f"no server runs on port {port}: it was stopped, or never started (`cache_admin --start -p {port}`)"
+            f"no server runs on port {port}; start one with `cache_admin --start -p {port}`"
         ) from err
     with node:
         if arguments.command == "generate_session":
@@ -177,7 +177,7 @@ def _start(arguments: Arguments, config: Config) -> list[str]:
         pid = start_server(config, arguments=options)
     except ServerAlreadyRunningError as err:
         raise ServerAlreadyRunningError(
-            f"a cache server runs on port {port} already; stop it first (`cache_admin --stop -p {port}`)"
+            f"a cache server already runs on port {port}; stop it first with `cache_admin --stop -p {port}`"
         ) from err
     except PrefeedError:
         if arguments.spilldir is not None:
@@ -203,7 +203,7 @@ def _make_disk_dir(spilldir: Path, port: int) -> Path:
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """A server that did not start leaves nothing."""
+    """Remove the directory of a server that did not start."""
     with suppress(OSError):
         directory.rmdir()
 
@@ -216,7 +216,7 @@ _COLUMNS: Final = (
 
 
 def session_lines(sessions: Sequence[SessionInfo]) -> list[str]:
-    """Return the table of sessions, one line a cache; 0 is shown as ``n/a``."""
+    """Return the table of sessions with one line per cache. 0 is shown as ``n/a``."""
     if not sessions:
         return ["No active sessions."]
     lines = ["".join(name.rjust(width) for name, width in _COLUMNS)]
@@ -238,7 +238,7 @@ def _aligned(row: Sequence[int]) -> str:
 
 
 def info_lines(config: Config, port: int, settings: dict[str, str], sessions: Sequence[SessionInfo]) -> list[str]:
-    """Return what the server was started with, and its sessions."""
+    """Return the settings and the sessions of the server."""
     size, _, directory = settings.get("disk", "0").partition(":")
     rows = (
         ("hostname", LOCAL_HOST),
@@ -257,21 +257,21 @@ def info_lines(config: Config, port: int, settings: dict[str, str], sessions: Se
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Arguments:
-    """Return what is to be done.
+    """Parse a command line.
 
     Args:
-        arguments: The command line, without the program.
-        environ: MS_CACHE_HOST, MS_CACHE_PORT and GLOG_v stand for options that are not given.
+        arguments: Command line without the program.
+        environ: Environment, whose MS_CACHE_HOST, MS_CACHE_PORT and GLOG_v are the defaults of options.
 
     Raises:
-        ArgumentsError: With the reason.
+        ArgumentsError: The command line is invalid.
     """
-    given = _sort_out(arguments)
+    given = _split_arguments(arguments)
     if "command" not in given:
         raise ArgumentsError("no command was given; `cache_admin --help` lists the commands")
     host = given.get("hostname", environ.get("MS_CACHE_HOST", LOCAL_HOST))
     if host != LOCAL_HOST:
-        raise ArgumentsError(f"host {host} cannot be used: a cache serves only its own host, {LOCAL_HOST}")
+        raise ArgumentsError(f"host {host} cannot be used: the cache serves only {LOCAL_HOST}")
     command = given["command"]
     spilldir = given.get("spilldir")
     loglevel = given.get("loglevel", environ.get("GLOG_v") if command == "start" else None)
@@ -288,15 +288,15 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Arguments:
     )
 
 
-def _sort_out(arguments: Sequence[str]) -> dict[str, str]:
-    """Return command and options as they were typed, by long name."""
+def _split_arguments(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the texts of command and options by long name."""
     given: dict[str, str] = {}
     left = list(arguments)
     while left:
         word = left.pop(0)
         if word in _COMMANDS:
             if "command" in given:
-                more = "twice" if given["command"] == _COMMANDS[word] else f"beside --{given['command']}"
+                more = "twice" if given["command"] == _COMMANDS[word] else f"together with --{given['command']}"
                 raise ArgumentsError(f"{word} was given {more}: one command at a time")
             given["command"] = _COMMANDS[word]
             if given["command"] == "destroy_session":

@@ -1,4 +1,4 @@
-"""``prefeed doctor``: starts a program whose training loop is examined, and prints the report."""
+"""``prefeed doctor``: starts a program, measures its training loop and prints the report."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from prefeed.errors import CannotExamineError
 _DEFAULT_STEPS: Final = 20
 _POLL_SECONDS: Final = 1.0
 _LEAVE_SECONDS: Final = 10.0
-"""Time that a program has to clean up after its examination."""
+"""Time that the program has to exit after its measurement."""
 
 
 @click.command(name="doctor", context_settings={"allow_interspersed_args": False})
 @click.option("--steps", type=click.IntRange(min=2), default=_DEFAULT_STEPS, show_default=True,
-              help="Steps to time in each trial.")  # fmt: skip
+              help="Number of training steps to time in each trial.")  # fmt: skip
 @json_option
 @click.option("-m", "as_module", is_flag=True, help="Run PROGRAM as a module, as python -m does.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(steps: int, as_json: bool, as_module: bool, program: str, arguments: tuple[str, ...]) -> None:
-    """Measure whether a training program waits for data, for what, and what helps.
+    """Diagnose why a training program waits for data, and name remedies.
 
-    PROGRAM is a Python script, a module (-m), or a command that starts Python, such as torchrun. Its training loop runs for a
-    minute or two: as it is, with the same batch again and again, with its files in memory, with its samples in a stage
-    cache, and with more workers. Then the program is ended. It trains on few batches, some of them more than once, and
-    should not write files that you want to keep.
+    PROGRAM is a Python script, a module (-m), or a command that starts Python, such as torchrun. Its training loop is
+    measured for a minute or two: unchanged, with one batch repeated, with its files in memory, with its samples in a stage
+    cache, and with more workers. The program is then terminated. It trains on few batches, some of them repeatedly, so run
+    it with an output directory that you do not need.
     """
     line = command_line(program, arguments, kind="-m" if as_module else None)
     report = _examine(line, steps=steps, to_stderr=as_json)
@@ -50,10 +50,10 @@ def command(steps: int, as_json: bool, as_module: bool, program: str, arguments:
 
 
 def _examine(line: list[str], *, steps: int, to_stderr: bool) -> LoaderReport:
-    """Run the program until there is a report.
+    """Run the program until it has written a report.
 
     Raises:
-        CannotExamineError: The program ended before.
+        CannotExamineError: The program ended without a report.
     """
     with tempfile.TemporaryDirectory(prefix="prefeed-doctor-") as directory:
         out = Path(directory) / "report.json"
@@ -67,15 +67,17 @@ def _examine(line: list[str], *, steps: int, to_stderr: bool) -> LoaderReport:
         if out.exists():
             return msgspec.json.decode(out.read_bytes(), type=LoaderReport)
     if status:
-        raise CannotExamineError(f"the program ended with status {status} before there was a verdict")
+        raise CannotExamineError(
+            f"the program ended with status {status} before it was measured; fix the error that it has printed"
+        )
     raise CannotExamineError(
-        "the program ended before there was a verdict: no loop over a torch DataLoader requested enough batches; "
+        "the program ended before it was measured: no loop over a torch DataLoader requested enough batches; "
         f"let it train for longer, or use --steps with less than {steps}"
     )
 
 
 def _run(line: list[str], environment: Mapping[str, str], out: Path, *, stdout: IO[str] | None) -> int | None:
-    """Run the program until it ends, or until there is a report; then it is ended. Return its exit status."""
+    """Run the program until it ends or has written a report, terminate it, and return its exit status."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -85,10 +87,10 @@ def _run(line: list[str], environment: Mapping[str, str], out: Path, *, stdout: 
     try:
         while process.poll() is None and not out.exists():
             _wait(process, _POLL_SECONDS)
-        # A thread may have met the end of the loop while another one waits for its batch, or for other ranks.
+        # One thread may have finished the loop while another one still waits for its batch or for other ranks.
         return _wait(process, _LEAVE_SECONDS)
     except KeyboardInterrupt:
-        _wait(process, _LEAVE_SECONDS)  # the terminal interrupted the program, too
+        _wait(process, _LEAVE_SECONDS)  # The terminal has interrupted the program as well.
         raise
     finally:
         process.terminate()

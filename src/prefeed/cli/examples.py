@@ -45,4 +45,4 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "prefeed warm s3://photos --file order.txt",
     ),
 }
-"""Words of a command behind ``prefeed``: lines that can be typed."""
+"""Command lines by command, named by its words after ``prefeed``."""

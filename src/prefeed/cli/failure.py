@@ -1,4 +1,4 @@
-"""What a failed command says and how it ends."""
+"""Messages and exit codes of failed commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from prefeed.cli.text import masked, printable
+from prefeed.cli.text import mask_secrets, printable
 from prefeed.errors import PrefeedError, ServerUnavailableError
 
 EXIT_FAILED: Final = 1
@@ -20,26 +20,26 @@ EXIT_TERMINATED: Final = 143
 
 EXIT_CODES: Final[Mapping[int, str]] = {
     0: "success",
-    EXIT_FAILED: "the command failed, or a part of its work did",
-    EXIT_USAGE: "wrong usage: nothing was done",
-    EXIT_NO_SERVER: "no node server runs, and the command starts none (`stats`, `server status`)",
-    EXIT_INTERRUPTED: "interrupted, as with Ctrl-C",
+    EXIT_FAILED: "the command failed, entirely or in part",
+    EXIT_USAGE: "wrong usage; the command did nothing",
+    EXIT_NO_SERVER: "no node server runs, and the command does not start one (`stats`, `server status`)",
+    EXIT_INTERRUPTED: "interrupted, for example with Ctrl-C",
     EXIT_TERMINATED: "terminated by SIGTERM, or by `prefeed job stop`",
 }
-"""Exit codes of all commands but `run` and `cache_admin`; ``docs/reference/commands.md`` shows them."""
+"""Meanings of the exit codes of all commands but `run` and `cache_admin`. Also listed in ``docs/reference/commands.md``."""
 
 VERBOSE_TRACEBACKS: Final = 2
 
 
 @contextlib.contextmanager
-def reported(ctx: click.Context, words: Sequence[str] = ()) -> Iterator[None]:
-    """Turn an error into ``prefeed: <message>`` on stderr and an exit code; with ``-vv`` let one of prefeed through.
+def report_errors(ctx: click.Context, words: Sequence[str] = ()) -> Iterator[None]:
+    """Report an error as ``prefeed: <message>`` on stderr and an exit code. With ``-vv``, raise errors of prefeed.
 
-    A command run with ``--json`` also prints one object with ``error`` on stdout. Credentials in URLs are masked.
+    A command run with ``--json`` also prints one object with ``error`` on stdout. Credentials in URLs are mask_secrets.
 
     Args:
-        ctx: Of the ``prefeed`` command.
-        words: The command line, for errors that come before options are understood.
+        ctx: Context of the ``prefeed`` command.
+        words: Command line, for errors that are raised before the options are parsed.
     """
     try:
         yield
@@ -47,13 +47,13 @@ def reported(ctx: click.Context, words: Sequence[str] = ()) -> Iterator[None]:
         if ctx.meta.get("prefeed.verbose", 0) >= VERBOSE_TRACEBACKS:
             raise
         if ctx.meta.get("prefeed.json"):
-            click.echo(masked(json.dumps(error_object(err), default=str)))
-        click.echo(printable(masked(f"prefeed: {err}")), err=True)
+            click.echo(mask_secrets(json.dumps(error_object(err), default=str)))
+        click.echo(printable(mask_secrets(f"prefeed: {err}")), err=True)
         if isinstance(err, ServerUnavailableError) and (hint := ctx.meta.get("prefeed.no_server_hint")):
             click.echo(printable(f"prefeed: {hint}"), err=True)
         ctx.exit(ctx.meta.get("prefeed.exit_codes", {}).get(type(err), EXIT_FAILED))
     except click.ClickException as err:
-        message = masked(_begun_small(err.format_message()))
+        message = mask_secrets(_in_our_form(err.format_message()))
         if ctx.meta.get("prefeed.json") or _wants_json(err, words):
             click.echo(json.dumps(_object("wrong-usage", message)))
         click.echo(printable(f"prefeed: {message}"), err=True)
@@ -61,7 +61,7 @@ def reported(ctx: click.Context, words: Sequence[str] = ()) -> Iterator[None]:
             click.echo(f"{err.ctx.get_usage()}\nTry '{err.ctx.command_path} --help' for help.", err=True)
         ctx.exit(err.exit_code)
     except click.Abort:
-        click.echo("prefeed: nothing was done", err=True)
+        click.echo("prefeed: aborted; nothing was changed", err=True)
         ctx.exit(EXIT_FAILED)
     except KeyboardInterrupt:
         click.echo("prefeed: interrupted", err=True)
@@ -69,7 +69,7 @@ def reported(ctx: click.Context, words: Sequence[str] = ()) -> Iterator[None]:
 
 
 def error_object(err: PrefeedError) -> dict[str, object]:
-    """Return what ``--json`` prints for an error."""
+    """Return the object that ``--json`` prints for an error."""
     return _object(err.code, err.message, retryable=err.retryable, details=err.details)
 
 
@@ -80,7 +80,7 @@ def _object(
 
 
 def _wants_json(err: click.ClickException, words: Sequence[str]) -> bool:
-    """Return whether ``--json`` was given to a command that prints JSON, although its options were not understood."""
+    """Return True if the command line has ``--json`` and its command prints JSON, although parsing has failed."""
     found = getattr(err, "ctx", None)
     if "--json" not in words or found is None:
         return False
@@ -91,8 +91,8 @@ def _wants_json(err: click.ClickException, words: Sequence[str]) -> bool:
 _OF_CLICK: Final = ("No such ", "Missing ", "Invalid ", "Got ", "Could not ")
 
 
-def _begun_small(message: str) -> str:
-    """Return a message of click as ours are: with a small letter at its begin, and without a full stop at its end."""
+def _in_our_form(message: str) -> str:
+    """Change a message of click to the form of ours: lower case at the start, no full stop at the end."""
     if not message.startswith(_OF_CLICK):
         return message
     return message[0].lower() + message[1:].removesuffix(".")

@@ -1,4 +1,4 @@
-"""``prefeed job``: recorded jobs of YAML documents, and what is printed of them."""
+"""``prefeed job``: runs, lists and stops the jobs of YAML documents."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ _COLUMNS: Final = ("name", "type", "set", "phase", "age", "message")
 
 @click.group(name="job", cls=Commands)
 def command() -> None:
-    """Run jobs of YAML files, and show and stop them.
+    """Run, list and stop the jobs in YAML files.
 
-    A document of kind SampleJob, as the Paddle operator has them, names one of the types sync, warmup, rmr and clear. To do the same at once, use
-    `prefeed sync`, `warm` and `clear`. A job of type rmr deletes data at its origin, after asking.
+    A document of kind SampleJob, as for the Paddle operator, has one of the types sync, warmup, rmr and clear. The commands
+    `prefeed sync`, `warm` and `clear` do the same without a file. A job of type rmr deletes data at its origin, after confirmation.
     """
 
 
 @command.command()
 @click.option(
     "-f", "--filename", "file", required=True, metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), help="YAML documents of kind SampleJob; - is stdin.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), help="File with YAML documents of kind SampleJob; - for stdin.",
 )  # fmt: skip
-@click.option("--detach", is_flag=True, help="Run each job in its own process, and do not wait for it.")
-@click.option("--yes", is_flag=True, help="Do not ask before data is removed at its origin.")
+@click.option("--detach", is_flag=True, help="Run each job in the background.")
+@click.option("--yes", is_flag=True, help="Delete data at its origin without confirmation.")
 @home_option
 @json_option
 @click.pass_context
 def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str | None, as_json: bool) -> None:
     """Run the jobs of a YAML file one after the other, and record them.
 
-    A job that has succeeded is not run again; one that failed or was killed is. Exits with 1 when a job failed.
+    A job that has succeeded is not repeated; a job that failed or was killed is. Exits with 1 if a job failed.
     """
     config = config_of(home=home)
     jobs = _read(file, config)
@@ -72,7 +72,7 @@ def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str 
             _ask(job)
     begin = detach_job if detach else apply_job
     now = time.time()
-    with _ended_when_terminated(ctx):
+    with _exit_on_sigterm(ctx):
         records = [begin(job, config, _events()) for job in jobs]
     if as_json:
         render.print_json({"jobs": [record_object(record) for record in records]})
@@ -92,7 +92,7 @@ def apply(ctx: click.Context, file: Path, *, detach: bool, yes: bool, home: str 
 @home_option
 @json_option
 def list_jobs(home: str | None, as_json: bool) -> None:
-    """Show all jobs, oldest first."""
+    """List all jobs, oldest first."""
     found = [record for _, record in all_jobs(config_of(home=home))]
     render.show(as_json, {"jobs": [record_object(record) for record in found]}, table_lines(found, time.time()))
 
@@ -102,7 +102,7 @@ def list_jobs(home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def describe(name: str, home: str | None, as_json: bool) -> None:
-    """Show everything that is known about a job."""
+    """Show the spec, state and result of a job."""
     _, record = find_job(name, config_of(home=home))
     if as_json:
         render.print_json(record_object(record))
@@ -115,18 +115,18 @@ def describe(name: str, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def stop_jobs(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Stop queued or running jobs; every object that they copied is complete."""
+    """Stop queued or running jobs. Objects that they have copied are complete."""
     config = config_of(home=home)
-    said = {name: terminate(*find_job(name, config)) for name in names}
-    render.show(as_json, said, said.values())
+    replies = {name: terminate(*find_job(name, config)) for name in names}
+    render.show(as_json, replies, replies.values())
 
 
 @command.command(hidden=True)
 @click.argument("name")
 @click.pass_context
 def work(ctx: click.Context, name: str) -> None:
-    """Run a job that `apply --detach` has recorded; the environment names its set."""
-    with _ended_when_terminated(ctx):
+    """Run a job that `apply --detach` has recorded. PREFEED_JOB_SET is the name of its set."""
+    with _exit_on_sigterm(ctx):
         record = work_detached(name, os.environ.get("PREFEED_JOB_SET", ""), config_of(), _events())
     click.echo(printable(f"{record.id}: {record.phase}{f': {record.message}' if record.message else ''}"))
     if record.phase == FAILED:
@@ -134,11 +134,11 @@ def work(ctx: click.Context, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _ended_when_terminated(ctx: click.Context) -> Iterator[None]:
+def _exit_on_sigterm(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except TerminatedError:
-        render.say("terminated; finished objects stay whole, and the remaining jobs of the file were not started")
+        render.say("terminated; copied objects are complete, and the remaining jobs of the file were not started")
         ctx.exit(EXIT_TERMINATED)
 
 
@@ -147,7 +147,7 @@ def _read(file: Path, config: Config) -> list[Job]:
     with errors_of(str(file)):
         documents = list(load_documents(text, str(file)))
         if not documents:
-            raise SpecError(f"{file} contains no document")
+            raise SpecError(f"{file} contains no YAML document")
         asked = [parse_job(document) for document in documents]
     for note in (note for one in asked for note in one.spec.notes):
         render.say(note)
@@ -164,17 +164,19 @@ def _ask(job: Job) -> None:
     for line in doomed_lines(place.url, doomed):
         click.echo(line, err=True)
     if not sys.stdin.isatty():
-        raise click.UsageError(f"nothing was done: {job.name} removes data at its origin; use --yes without a terminal")
-    click.confirm("Remove it?", abort=True, err=True)
+        raise click.UsageError(
+            f"{job.name} deletes data at its origin, and there is no terminal to confirm it; add --yes"
+        )
+    click.confirm("Delete it?", abort=True, err=True)
 
 
 def _events() -> JobEvents:
-    told: set[tuple[str, ...]] = set()
+    reported: set[tuple[str, ...]] = set()
 
     def waiting(before: Sequence[str]) -> None:
-        if tuple(before) not in told:
-            told.add(tuple(before))
-            render.say(f"waiting for {', '.join(before)}" if before else "waiting for the job that runs")
+        if tuple(before) not in reported:
+            reported.add(tuple(before))
+            render.say(f"waiting for {', '.join(before)}" if before else "waiting for the running job")
 
     return JobEvents(
         sync=SyncEvents(note=render.say), warm=WarmEvents(note=render.say), waiting=waiting, note=render.say
@@ -185,7 +187,7 @@ def _events() -> JobEvents:
 
 
 def doomed_lines(root: str, doomed: Sequence[RemovalPreview]) -> list[str]:
-    """Return a line per path that will be removed, a line per mount that stays, and the total."""
+    """Return a line per path to delete, a line per mount that is left out, and the total."""
     at = printable(root.rstrip("/"))
     total = format_count(sum(one.num_files for one in doomed), "file")
     return [
@@ -193,8 +195,8 @@ def doomed_lines(root: str, doomed: Sequence[RemovalPreview]) -> list[str]:
             f"{at}/{printable(one.path)}: {format_count(one.num_files, 'file')}, {format_bytes(one.bytes)}"
             for one in doomed
         ),
-        *(f"{at}/{printable(mount)} is a mount, and stays" for one in doomed for mount in one.mounts),
-        f"{total}, {format_bytes(sum(one.bytes for one in doomed))} will be removed at the origin permanently",
+        *(f"{at}/{printable(mount)} is a mount and is not deleted" for one in doomed for mount in one.mounts),
+        f"{total}, {format_bytes(sum(one.bytes for one in doomed))} will be deleted permanently at the origin",
     ]
 
 
@@ -203,7 +205,7 @@ def record_object(record: JobRecord) -> JsonObject:
 
 
 def table_lines(records: Iterable[JobRecord], now: float) -> list[str]:
-    """Return a table, one line a job."""
+    """Return a table with one line per job."""
     rows = [_COLUMNS, *(_row(record, now) for record in records)]
     if len(rows) == 1:
         return ["no jobs"]
@@ -216,7 +218,7 @@ def _row(record: JobRecord, now: float) -> tuple[str, ...]:
 
 
 def record_rows(record: JobRecord) -> tuple[str, list[Row]]:
-    """Return title and rows of all that is known of a job."""
+    """Return the title and the rows of `prefeed job describe`."""
     rows: list[Row] = [
         ("type", record.type),
         ("sample set", record.sample_set or "-"),

@@ -1,4 +1,4 @@
-"""``prefeed kubernetes``: resources, pods with a cache, and the sidecar that these have."""
+"""``prefeed kubernetes``: prints manifests, adds caches to pods, and runs the sidecar of such pods."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ STDIN: Final = "-"
 
 @click.group(name="kubernetes", cls=Commands)
 def command() -> None:
-    """Use sample sets in a Kubernetes cluster.
+    """Print Kubernetes manifests, and add caches to their pods.
 
-    These commands need no access to the cluster: they print YAML for `kubectl apply -f -`.
+    These commands need no access to a cluster. Pass the YAML that they print to `kubectl apply -f -`.
     """
 
 
 @command.command()
 @click.option(
-    "--paddlejob", is_flag=True, help="Print that of PaddleJob instead, for clusters without Paddle's operator."
+    "--paddlejob",
+    is_flag=True,
+    help="Print the definition of PaddleJob instead, for clusters without Paddle's operator.",
 )
 def crds(paddlejob: bool) -> None:
     """Print the CustomResourceDefinitions of SampleSet and SampleJob."""
@@ -46,13 +48,13 @@ def crds(paddlejob: bool) -> None:
 @command.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 def patch(files: tuple[str, ...]) -> None:
-    """Print documents whose pods have a cache.
+    """Add a cache to the pods of manifests, and print the manifests.
 
-    FILE holds documents with pods, such as a Deployment or a Job, and the SampleSets that they read; - is stdin. A pod asks for
-    its set by the label `prefeed.io/sampleset: NAME` in its template. It gets a sidecar that runs the node server, and volumes;
-    the set becomes a ConfigMap. All other documents are printed as they are.
+    FILE contains documents with pods, such as a Deployment or a Job, and the SampleSets that they read; - is stdin. The label
+    `prefeed.io/sampleset: NAME` in the template of a pod selects its set. The command adds volumes and a sidecar that runs the
+    node server, and converts the set to a ConfigMap. All other documents are printed unchanged.
 
-    The result is for `kubectl apply -f -`. It may be patched again.
+    Pass the result to `kubectl apply -f -`. It may be patched again.
     """
     documents, notes = patched([document for _, document in documents_in(files)])
     for note in notes:
@@ -62,13 +64,13 @@ def patch(files: tuple[str, ...]) -> None:
 
 @command.command(hidden=True)
 @click.argument("name")
-@click.option("--clear", is_flag=True, help="Leave nothing behind at the end.")
+@click.option("--clear", is_flag=True, help="Delete the cache at the end.")
 @click.option(
-    "--sizes-port", type=click.IntRange(0, 65535), default=PORT, help="Port at which the operator asks for sizes."
+    "--sizes-port", type=click.IntRange(0, 65535), default=PORT, help="Port at which the operator requests sizes."
 )
 @click.pass_context
 def sidecar(ctx: click.Context, name: str, *, clear: bool, sizes_port: int) -> None:
-    """Be the sidecar of a pod that `patch` has given a cache, or the server of a node: serve the set NAME until SIGTERM."""
+    """Run the node server of the set NAME until SIGTERM, as the sidecar of a pod or the server of a node."""
     serve = backend_of(ctx).run_foreground
     ctx.exit(run_sidecar(name, config_of(), serve, render.say, is_cleared=clear, port=sizes_port))
 
@@ -76,11 +78,11 @@ def sidecar(ctx: click.Context, name: str, *, clear: bool, sizes_port: int) -> N
 @command.command(hidden=True)
 @click.argument("name")
 @click.argument("document")
-@click.option("--partitions", type=click.IntRange(min=1), default=1, help="Pods among which a warm-up is divided.")
-@click.option("--again", is_flag=True, help="Run it even if a job of its name has succeeded.")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, help="Number of pods that share a warm-up.")
+@click.option("--again", is_flag=True, help="Run the job even if it has succeeded before.")
 @click.pass_context
 def job(ctx: click.Context, name: str, document: str, partitions: int, *, again: bool) -> None:
-    """Run a job of the set NAME in a pod that the operator made for it; DOCUMENT is its SampleJob, as JSON."""
+    """Run a job of the set NAME in a pod of the operator. DOCUMENT is its SampleJob, as JSON."""
     ctx.exit(run_job(name, document, config_of(), partitions=partitions, is_again=again))
 
 
@@ -88,7 +90,7 @@ def documents_in(files: tuple[str, ...]) -> Iterator[tuple[str, Document]]:
     """Yield the documents of files, each with the name of its file.
 
     Raises:
-        SpecError: A file cannot be read, is no YAML, or holds no document.
+        SpecError: A file cannot be read, is not YAML, or contains no document.
     """
     for file in files:
         name = "stdin" if file == STDIN else file
@@ -98,17 +100,17 @@ def documents_in(files: tuple[str, ...]) -> Iterator[tuple[str, Document]]:
             raise SpecError(f"{file} cannot be read: {err.strerror}") from err
         there = list(load_documents(text, name))
         if not there:
-            raise SpecError(f"{name} holds no document")
+            raise SpecError(f"{name} contains no YAML document")
         yield from ((name, document) for document in there)
 
 
 def yaml_of(documents: list[Document]) -> str:
-    """Return documents as a YAML stream, with their fields in the order that they have."""
+    """Format documents as a YAML stream, with their fields in the given order."""
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True, allow_unicode=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors, which the strict reader refuses; texts of several lines stand as they are."""
+    """YAML writer without anchors, which the strict reader refuses. Texts of several lines are literal blocks."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

@@ -17,8 +17,8 @@ from prefeed.system.trust import open_own
 
 _NAME: Final = "server.log"
 _LINES: Final = 200
-_MOST_BYTES: Final = 8 * 1024 * 1024
-"""So much of the end of a log is read."""
+_MAX_BYTES: Final = 8 * 1024 * 1024
+"""Maximum number of bytes that are read from the end of a log."""
 
 
 @click.command(name="logs")
@@ -27,7 +27,8 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 def command(home: str | None, as_json: bool) -> None:
     """Show the log of the node server.
 
-    Prints its last 200 lines, --json also its path. The log stays after the end of the server. One that was started with --foreground logs to its own stderr.
+    Prints the last 200 lines; --json adds the path. The log is kept after the server has ended. A server that was started
+    with --foreground logs to stderr instead.
     """
     path, text = newest_log(node_config_of(home))
     shown = text.splitlines()[-_LINES:]
@@ -35,10 +36,10 @@ def command(home: str | None, as_json: bool) -> None:
 
 
 def newest_log(config: Config) -> tuple[Path, str]:
-    """Return the log to which a server of the home wrote last, and its end.
+    """Return the path and the end of the newest log of the home's servers.
 
     Raises:
-        ServerError: There is none.
+        ServerError: The home has no log.
     """
     found: list[tuple[float, Path, bytes]] = []
     for directory in dict.fromkeys((*config.runtime_dirs, *config.common_runtime_dirs)):
@@ -49,11 +50,11 @@ def newest_log(config: Config) -> tuple[Path, str]:
                 open(os.open(_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=within), "rb")
             )
             about = os.fstat(log.fileno())
-            log.seek(max(0, about.st_size - _MOST_BYTES))
+            log.seek(max(0, about.st_size - _MAX_BYTES))
             found.append((about.st_mtime, directory / _NAME, log.read()))
     if not found:
         raise ServerError(
-            f"there is no log for {config.home}: no server was started in the background; start one with `prefeed server start`"
+            f"{config.home} has no log, because no server was started in the background; start one with `prefeed server start`"
         )
     _, path, data = max(found)
     return path, data.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The ``prefeed`` command. Loads a command's module only when the command is run: ``--help`` stays quick."""
+"""The ``prefeed`` command. Imports the module of a command only when the command is run, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import click
 from click.shell_completion import CompletionItem
 
 from prefeed.cli import failure
-from prefeed.cli.commands import Commands, completed, set_verbosity
+from prefeed.cli.commands import Commands, add_common_options, set_verbosity
 from prefeed.errors import PrefeedError
 
 _WORDS: Final = "prefeed.words"
 
-TRAIN, LOOK, CACHE, DATA, SERVE, TRY = "Train", "Look", "Cache", "Data", "Serve", "Try"
-SECTIONS: Final = (TRAIN, LOOK, CACHE, DATA, SERVE, TRY)
+TRAIN, INSPECT, CACHE, DATA, SERVERS, DEMO = SECTIONS = (
+    "Train", "Inspect", "Cache", "Data", "Servers and clusters", "Demo and benchmarks",
+)  # fmt: skip
 """Sections of ``prefeed --help``."""
 
 
 class Entry(NamedTuple):
-    """Where a command is, and how ``prefeed --help`` shows it; a place without a colon is a module with a ``command``."""
+    """Location and help line of a command. A place without a colon is a module with an attribute ``command``."""
 
     place: str
     section: str
@@ -31,26 +32,26 @@ class Entry(NamedTuple):
 
 COMMANDS: Final = {
     "clear": Entry("prefeed.cli.warm:clear", CACHE, "Free the cached objects of a URL, or all objects."),
-    "config": Entry("prefeed.cli.settings", LOOK, "Show the settings in force, and where each comes from."),
-    "doctor": Entry("prefeed.cli.doctor", TRAIN, "Measure whether a training program waits for data, and what helps."),
-    "job": Entry("prefeed.cli.job", DATA, "Run jobs of YAML files, and show and stop them."),
-    "kubernetes": Entry("prefeed.cli.kubernetes", SERVE, "Give pods a cache, and check documents, without a cluster."),
-    "logs": Entry("prefeed.cli.logs", LOOK, "Show the log of the node server."),
+    "config": Entry("prefeed.cli.settings", INSPECT, "Show the settings in force and the source of each."),
+    "doctor": Entry("prefeed.cli.doctor", TRAIN, "Diagnose why a training program waits for data, and name remedies."),
+    "job": Entry("prefeed.cli.job", DATA, "Run, list and stop the jobs in YAML files."),
+    "kubernetes": Entry("prefeed.cli.kubernetes", SERVERS, "Print Kubernetes manifests, and add caches to their pods."),
+    "logs": Entry("prefeed.cli.logs", INSPECT, "Show the log of the node server."),
     "mount": Entry(
-        "prefeed.cli.mount", SERVE, "Show an origin as a read-only directory, for programs in any language."
+        "prefeed.cli.mount", SERVERS, "Mount an origin as a read-only directory, for programs in any language."
     ),
-    "operator": Entry("prefeed.cli.operator", SERVE, "Make what sample sets and their jobs ask for in a cluster."),
+    "operator": Entry("prefeed.cli.operator", SERVERS, "Run the Kubernetes operator for sample sets and their jobs."),
     "pack": Entry("prefeed.cli.pack", DATA, "Pack many small files into few large ones."),
     "run": Entry(
-        "prefeed.cli.run", TRAIN, "Run a training program unchanged, with every DataLoader read through the cache."
+        "prefeed.cli.run", TRAIN, "Run a training program unchanged, with all its DataLoaders using the cache."
     ),
-    "sampleset": Entry("prefeed.cli.sampleset", DATA, "Give data sets names and caches, and show their state."),
-    "server": Entry("prefeed.cli.server", SERVE, "Start, stop and inspect the node server."),
+    "sampleset": Entry("prefeed.cli.sampleset", DATA, "Create, list and delete named data sets with their own caches."),
+    "server": Entry("prefeed.cli.server", SERVERS, "Start, stop and inspect the node server."),
     "stage": Entry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
-    "stats": Entry("prefeed.cli.stats", LOOK, "Show hits, misses and the contents of the cache."),
-    "sync": Entry("prefeed.cli.sync", DATA, "Copy objects from one place to another, and verify them."),
-    "tune": Entry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader, by trials."),
-    "umount": Entry("prefeed.cli.mount:umount", SERVE, "End a mount of `prefeed mount`."),
+    "stats": Entry("prefeed.cli.stats", INSPECT, "Show hits, misses and the contents of the cache."),
+    "sync": Entry("prefeed.cli.sync", DATA, "Copy objects from one origin to another, and verify them."),
+    "tune": Entry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader by measurement."),
+    "umount": Entry("prefeed.cli.mount:umount", SERVERS, "Unmount a directory that `prefeed mount` has mounted."),
     "warm": Entry("prefeed.cli.warm", CACHE, "Fill the cache from a URL before training starts."),
 }
 """The commands of prefeed."""
@@ -60,26 +61,26 @@ FROM_BENCH: Final = {
     "bench": "Measure the same work with and without prefeed.",
     "demo": "Train on a slow object store, with and without prefeed.",
 }
-"""Name: one line for ``prefeed --help``; of the commands that another distribution, prefeed-bench, brings."""
+"""Help lines of the commands that the distribution prefeed-bench adds, by name."""
 
 ENTRY_POINTS: Final = "prefeed.commands"
-"""Group of entry points by which a distribution brings commands: each names a ``click.Command``."""
+"""Group of entry points with which a distribution adds commands. Each is a ``click.Command``."""
 
 
 class LazyGroup(Commands):
-    """A group that knows its commands' names and first lines without importing them."""
+    """Group that lists names and help lines of its commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*COMMANDS, *FROM_BENCH, *entry_points(group=ENTRY_POINTS).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = _command(cmd_name)
-        return None if found is None else completed(found, cmd_name)
+        return None if found is None else add_common_options(found, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and keep them for the messages about wrong ones."""
+        """Parse the arguments, and store them for error messages."""
         ctx.meta[_WORDS] = tuple(args)
-        with failure.reported(ctx, args):
+        with failure.report_errors(ctx, args):
             return super().parse_args(ctx, list(args))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -90,7 +91,7 @@ class LazyGroup(Commands):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return names of commands, without importing those of prefeed, and options."""
+        """Complete options and names of commands, without importing the commands of prefeed."""
         items = [
             CompletionItem(name, help=line) for name, line in self._lines(ctx).items() if name.startswith(incomplete)
         ]
@@ -104,8 +105,8 @@ class LazyGroup(Commands):
         return dict(sorted(lines.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error becomes one line on stderr and an exit code."""
-        with failure.reported(ctx, ctx.meta[_WORDS]):
+        """Run the command. Report an error as one line on stderr and an exit code."""
+        with failure.report_errors(ctx, ctx.meta[_WORDS]):
             return super().invoke(ctx)
 
 
@@ -119,17 +120,17 @@ def _command(name: str) -> click.Command | None:
 
 
 def _section(name: str) -> str:
-    return COMMANDS[name].section if name in COMMANDS else TRY
+    return COMMANDS[name].section if name in COMMANDS else DEMO
 
 
 def _not_installed(name: str) -> click.Command:
-    """Return a command that takes any arguments and says what to install."""
+    """Create a command that accepts any arguments and raises an error with the package to install."""
 
-    def say() -> None:
-        raise PrefeedError(f"`prefeed {name}` comes with another package: pip install prefeed-bench")
+    def fail() -> None:
+        raise PrefeedError(f"`prefeed {name}` needs the package prefeed-bench: pip install prefeed-bench")
 
     takes_all = {"allow_extra_args": True, "ignore_unknown_options": True}
-    return click.Command(name, callback=say, add_help_option=False, context_settings=takes_all)
+    return click.Command(name, callback=fail, add_help_option=False, context_settings=takes_all)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -137,9 +138,10 @@ def _not_installed(name: str) -> click.Command:
 @click.option("-v", "--verbose", count=True, help="Log each step; -vv adds details and tracebacks.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: int) -> None:
-    """A read-ahead cache that all training processes of a machine share: it asks your sampler which files come next, and loads them before the workers need them.
+    """Read training data ahead, in the order of your sampler, into one cache per machine.
 
-    Settings come from options, PREFEED_* in the environment, prefeed.toml and your config.toml, in that order.
+    All training processes of the machine share the cache. Settings come from options, PREFEED_* in the environment,
+    prefeed.toml and your config.toml, in that order.
     """
     set_verbosity(ctx, verbose)
 

@@ -21,18 +21,18 @@ from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 @click.argument("directory", metavar="DIR")
 @click.option(
     "--writable-below", "outputs", multiple=True, metavar="NAME=DIR",
-    help="Show NAME in the mount as a link to DIR, for output. May be repeated.",
+    help="Link NAME in the mount to DIR, for output; may be repeated.",
 )  # fmt: skip
-@click.option("--allow-other", is_flag=True, help="Let other users read the mount as well.")
-@click.option("--foreground", is_flag=True, help="Stay until the mount ends; SIGTERM unmounts.")
+@click.option("--allow-other", is_flag=True, help="Allow other users to read the mount.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground; SIGTERM unmounts.")
 @home_option
 def command(
     *, url: str, directory: str, outputs: tuple[str, ...], allow_other: bool, foreground: bool, home: str | None,
 ) -> None:  # fmt: skip
-    """Show an origin as a read-only directory, for programs in any language.
+    """Mount an origin as a read-only directory, for programs in any language.
 
-    URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME; DIR is an empty directory. Small files are read through
-    the node's cache, large local files by the kernel itself. `prefeed umount DIR` ends it.
+    URL is a directory, s3://, gs://, az://, http(s):// or sampleset://NAME; DIR is an empty directory. Small files are read
+    through the cache of the node, large local files directly by the kernel. `prefeed umount DIR` unmounts it.
     """
     config = config_of(home=home)
     pairs = [output.partition("=") for output in outputs]
@@ -41,23 +41,23 @@ def command(
     mounting = start_mount(
         absolute_url(url), directory, config, links={name: target for name, _, target in pairs}, others=allow_other,
     )  # fmt: skip
-    click.echo(printable(f"{url} is mounted at {mounting.point}; `prefeed umount {mounting.point}` ends it"))
+    click.echo(printable(f"{url} is mounted at {mounting.point}; `prefeed umount {mounting.point}` unmounts it"))
     if foreground:
-        with _ended_by_signals(mounting):
+        with _unmount_on_signals(mounting):
             click.get_current_context().exit(mounting.holder.wait())
 
 
 @click.command(name="umount")
 @click.argument("directory", metavar="DIR")
-@click.option("--lazy", is_flag=True, help="Also while it is in use: open files can be read until they are closed.")
+@click.option("--lazy", is_flag=True, help="Unmount also if files are open; these can be read until they are closed.")
 def umount(*, directory: str, lazy: bool) -> None:
-    """End a mount of `prefeed mount`."""
+    """Unmount a directory that `prefeed mount` has mounted."""
     stop_mount(directory, lazily=lazy)
 
 
 @contextlib.contextmanager
-def _ended_by_signals(mounting: MountHandle) -> Iterator[None]:
-    """Inside it, signals that end this process end the mount."""
+def _unmount_on_signals(mounting: MountHandle) -> Iterator[None]:
+    """Unmount when a signal that ends this process arrives."""
 
     def end(number: int, frame: FrameType | None) -> None:
         mounting.holder.terminate()

@@ -23,7 +23,7 @@ def _remember_json(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 
 
 def json_option(command: Command) -> Command:
-    """Add ``--json``: one JSON object on stdout and nothing else, errors included."""
+    """Add ``--json``, with which stdout is one JSON object, also after an error."""
     return click.option(
         "--json", "as_json", is_flag=True, is_eager=True, callback=_remember_json, help="Print one JSON object."
     )(command)
@@ -35,7 +35,7 @@ def home_option(command: Command) -> Command:
 
 
 def node_option(command: Command) -> Command:
-    """Add ``--home`` to a command that looks at one node: a sample set has its own, and can be named."""
+    """Add ``--home`` to a command for one node. It also accepts sample sets, because each has a home of its own."""
     text = "Directory of the node cache (PREFEED_HOME), or sampleset://NAME for the node of a sample set."
     return click.option("--home", metavar="DIR", help=text)(command)
 
@@ -44,12 +44,12 @@ def node_config_of(home: str | None) -> Config:
     """Return the settings of the node that ``--home`` of ``node_option`` names.
 
     Raises:
-        SampleSetNotFoundError: There is no such set.
+        SampleSetNotFoundError: The set does not exist.
     """
     if home is None or not is_named(home):
         config = config_of(home=home)
         if sets := ", ".join(sorted(names(config))):
-            hint = f"each sample set has a server of its own: --home sampleset://NAME (there: {sets})"
+            hint = f"each sample set has its own server; use --home sampleset://NAME (sample sets: {sets})"
             click.get_current_context().meta["prefeed.no_server_hint"] = hint
         return config
     config = config_of()
@@ -58,7 +58,7 @@ def node_config_of(home: str | None) -> Config:
 
 
 def config_of(**overrides: Any) -> Config:
-    """Return the settings in force; options that were not given are None."""
+    """Resolve the settings with these options. None means that an option was not given."""
     return resolve(overrides)
 
 
@@ -68,6 +68,6 @@ def has_bar(*, as_json: bool) -> bool:
 
 
 def missing_server_exits(ctx: click.Context, code: int = EXIT_NO_SERVER) -> None:
-    """Let this command end with its own exit code when no server is running."""
+    """Set the exit code of this command for the case that no server runs."""
     codes: dict[type[PrefeedError], int] = {ServerUnavailableError: code}
     ctx.meta["prefeed.exit_codes"] = codes

@@ -1,4 +1,4 @@
-"""``prefeed pack``, and what is printed of it."""
+"""``prefeed pack``: packs many small files into few large ones."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ _MOST_DAMAGED: Final = 5
 @click.command(name="pack")
 @click.argument("source", metavar="SRC")
 @click.argument("out", metavar="OUT", required=False)
-@click.option("--format", "layout", type=click.Choice(LAYOUTS), help="What the data files are.")
+@click.option("--format", "layout", type=click.Choice(LAYOUTS), help="Format of the data files.")
 @click.option(
-    "--shard-size", metavar="SIZE", help="Approximate maximum size of a data file; default: 1GiB. Not for lmdb."
+    "--shard-size", metavar="SIZE", help="Approximate maximum size of a data file; not for lmdb. Default: 1GiB."
 )
 @click.option("--shuffle", "seed", type=int, metavar="SEED", help="Shuffle the samples with this seed.")
-@click.option("--verify", "is_verified", is_flag=True, help="Read everything back and compare checksums.")
-@click.option("--index", "index_only", is_flag=True, help="SRC was packed by another program: only write an index.")
+@click.option("--verify", "is_verified", is_flag=True, help="Read the packed objects back and compare checksums.")
+@click.option(
+    "--index", "index_only", is_flag=True, help="Only write an index, for an SRC that another program has packed."
+)
 @home_option
 @json_option
-def command(  # noqa: PLR0913 - one parameter an option
+def command(  # noqa: PLR0913 - one parameter per option
     *, source: str, out: str | None, layout: str | None, shard_size: str | None, seed: int | None, is_verified: bool,
     index_only: bool, home: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Pack many small files into few large ones, and print the URL to read them from.
 
     SRC is a directory or s3://, gs://, az://, http(s)://. OUT is a new directory, or s3://, gs://, az://. The same
-    command resumes after an interruption. With --index, SRC holds *.tar, *.tfrecord* or an LMDB environment, and the
-    index is written beside them or into the directory OUT. Exits with 1 when --verify finds damage.
+    command resumes after an interruption. With --index, SRC contains *.tar, *.tfrecord* or an LMDB environment, and the
+    index is written next to them or into the directory OUT. Exits with 1 if --verify finds damage.
     """
     ctx = click.get_current_context()
     config = config_of(home=home)
@@ -54,8 +56,8 @@ def command(  # noqa: PLR0913 - one parameter an option
         missing = " and ".join(["OUT"] * (out is None) + ["--format"] * (layout is None))
         raise click.UsageError(f"give {missing}, or --index if another program has packed SRC")
     if index_only and (shard_size is not None or seed is not None):
-        raise click.UsageError("--index packs nothing: leave --shard-size and --shuffle out")
-    bar = Bar() if has_bar(as_json=as_json) else None
+        raise click.UsageError("--index does not pack: remove --shard-size and --shuffle")
+    bar = PackBar() if has_bar(as_json=as_json) else None
     try:
         with bar.progress if bar is not None else nullcontext():
             if index_only or out is None or layout is None:
@@ -71,35 +73,35 @@ def command(  # noqa: PLR0913 - one parameter an option
                 result = _pack(request, config, bar)
             damaged = _verify(result, config, bar) if is_verified else None
     except KeyboardInterrupt:
-        click.echo("prefeed: interrupted; the packed objects stay, and the same command resumes", err=True)
+        click.echo("prefeed: interrupted; packed objects are kept, and the same command resumes", err=True)
         ctx.exit(EXIT_INTERRUPTED)
     _print(result, damaged, as_json=as_json)
     if damaged:
         ctx.exit(EXIT_FAILED)
 
 
-def _pack(request: PackRequest, config: Config, bar: Bar | None) -> PackResult:
+def _pack(request: PackRequest, config: Config, bar: PackBar | None) -> PackResult:
     if bar is None:
         result = pack(request, config)
     else:
         result = pack(request, config, progress=bar.stepped("packing"), listing=bar.listing)
-    return _listed_anew(result, config)
+    return _drop_listing(result, config)
 
 
-def _index(source: str, out: str | None, layout: str | None, config: Config, bar: Bar | None) -> PackResult:
+def _index(source: str, out: str | None, layout: str | None, config: Config, bar: PackBar | None) -> PackResult:
     progress = None if bar is None else bar.stepped("indexing")
     directory = None if out is None else absolute_url(out)
-    return _listed_anew(index_files(source, directory, config, layout=layout, progress=progress), config)
+    return _drop_listing(index_files(source, directory, config, layout=layout, progress=progress), config)
 
 
-def _listed_anew(result: PackResult, config: Config) -> PackResult:
-    """Forget the listing of another pack that lay here before."""
+def _drop_listing(result: PackResult, config: Config) -> PackResult:
+    """Drop the cached listing of a previous pack at this URL."""
     if result.packed:
         ManifestLibrary(config.home).forget(result.url)
     return result
 
 
-def _verify(result: PackResult, config: Config, bar: Bar | None) -> tuple[str, ...]:
+def _verify(result: PackResult, config: Config, bar: PackBar | None) -> tuple[str, ...]:
     return verify(result.url, config, progress=None if bar is None else bar.stepped("verifying"))
 
 
@@ -116,21 +118,21 @@ def _print(result: PackResult, damaged: tuple[str, ...] | None, *, as_json: bool
 
 
 def result_lines(result: PackResult, damaged: tuple[str, ...] | None) -> list[str]:
-    """Return the summary; ``damaged`` is None when nothing was verified."""
+    """Return the summary. ``damaged`` is None if --verify was not given."""
     took = format_duration(result.seconds)
     whole = f"{format_count(result.objects, 'object')}, {format_bytes(result.bytes)}"
     files = format_count(result.data_files, "data file")
     if not result.packed:
-        lines = [f"packed already: {whole} in {files}; nothing has changed"]
+        lines = [f"already packed: {whole} in {files}; nothing has changed"]
     elif result.kept:
-        kept = f"{result.kept:,} were packed already"
+        kept = f"{result.kept:,} were already packed"
         lines = [f"{format_count(result.packed, 'object')} packed in {took}, {kept}: {whole} in {files}"]
     else:
         lines = [f"{whole} packed into {files} in {took}"]
     if damaged is None:
         return lines
     if not damaged:
-        return [*lines, f"verified: all {format_count(result.objects, 'object')} are as they were packed"]
+        return [*lines, f"verified: all {format_count(result.objects, 'object')} match their checksums"]
     more = [f"and {len(damaged) - _MOST_DAMAGED:,} more"] if len(damaged) > _MOST_DAMAGED else []
     return [*lines, f"{format_count(len(damaged), 'object')} damaged:", *damaged[:_MOST_DAMAGED], *more]
 
@@ -139,8 +141,8 @@ def result_object(result: PackResult, damaged: tuple[str, ...] | None) -> JsonOb
     return {**asdict(result), "verified": damaged is not None, "damaged": list(damaged or ())}
 
 
-class Bar:
-    """A progress bar on stderr: objects listed, then objects packed, then objects verified."""
+class PackBar:
+    """Progress bar on stderr: objects listed, then packed, then verified."""
 
     def __init__(self) -> None:
         columns = (
@@ -154,7 +156,7 @@ class Bar:
         self.progress.update(self._task, completed=objects, note=format_bytes(num_bytes))
 
     def stepped(self, description: str) -> PackProgress:
-        """Return what shows the progress of one step."""
+        """Return a callback that shows the progress of one step."""
         done_bytes = 0
 
         def step(done: int, total: int, num_bytes: int) -> None:

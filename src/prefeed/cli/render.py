@@ -1,4 +1,4 @@
-"""Values to text and to JSON. Pure but for the functions at the end, which only write what they are given."""
+"""Formats values as text and JSON. All functions are pure, except those at the end, which print."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Row = tuple[str, str]
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return ``1 object``, ``1,234 objects``; ``entry`` becomes ``entries``."""
+    """Format a number with its noun: ``1 object``, ``1,234 entries``."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def format_duration(seconds: float) -> str:
-    """Return ``0.4 s``, ``59 s``, ``2 min 5 s``, ``3 h 2 min``, ``4 d 1 h``: two units at most."""
+    """Format a duration with at most two units: ``0.4 s``, ``2 min 5 s``, ``3 h 2 min``, ``4 d 1 h``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = int(seconds)
@@ -57,7 +57,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_ratio(ratio: float | None) -> str:
-    """Return ``87.5 %``, or ``-`` when there is none yet."""
+    """Format a ratio as ``87.5 %``, or None as ``-``."""
     return "-" if ratio is None else f"{100 * ratio:.1f} %"
 
 
@@ -79,7 +79,7 @@ def status_object(status: ServerStatus) -> JsonObject:
 
 
 def status_rows(status: ServerStatus) -> tuple[str, list[Row]]:
-    """Return a title and the rows below it."""
+    """Return the title and the rows of `prefeed server status`."""
     kind = "tmpfs" if status.on_tmpfs else "on disk: no tmpfs had room"
     allowed = f", {status.max_in_flight:,} allowed" if status.max_in_flight else ""
     return f"server {status.pid}, prefeed {status.version}, up {format_duration(status.uptime_seconds)}", [
@@ -100,7 +100,7 @@ def statistics_object(statistics: Statistics) -> JsonObject:
 
 
 def statistics_rows(statistics: Statistics) -> tuple[str, list[Row]]:
-    """Return a title and the rows below it; the bound stands beside the measured ratio."""
+    """Return the title and the rows of `prefeed stats`. The best possible hit ratio follows the measured one."""
     s = statistics
     reads = s.reads
     used = s.resident_bytes + s.transient_bytes
@@ -131,7 +131,7 @@ def _with_share(count: int, reads: int, meaning: str) -> str:
 
 
 def _epoch_rows(epochs: Sequence[EpochWait]) -> list[Row]:
-    """Return the last epoch of each loader and rank: how much of it the loop waited."""
+    """Return the share of waiting in the last epoch of each loader and rank."""
     last = {(epoch.loader, epoch.rank): epoch for epoch in epochs}
     return [
         ("epoch", f"{e.epoch} of {e.loader}: {100 * e.waited_share:.1f} % of {e.seconds:.1f} s spent waiting for data")
@@ -140,11 +140,11 @@ def _epoch_rows(epochs: Sequence[EpochWait]) -> list[Row]:
 
 
 def how_read(reads: OriginReads) -> str:
-    """Return how samples over one origin are read, why, and what was measured."""
-    text = ", ".join(filter(None, ("in place" if reads.in_place else "through the cache", reads.why)))
+    """Describe how samples of one origin are read, the reason, and the measurements."""
+    text = ", ".join(filter(None, ("direct reads" if reads.in_place else "through the cache", reads.why)))
     measured = [
-        f"{what} waits {_short_time(seconds)}"
-        for what, seconds in (("an open", reads.open_seconds), ("a question", reads.question_seconds))
+        f"{name} {_short_time(seconds)}"
+        for name, seconds in (("open", reads.open_seconds), ("server round trip", reads.question_seconds))
         if seconds is not None
     ]
     if measured:
@@ -152,7 +152,7 @@ def how_read(reads: OriginReads) -> str:
     if reads.samples:
         size = f", {format_bytes(reads.bytes)}" if reads.bytes else ""
         files = f"about {format_count(reads.files, 'file')}{size}"
-        text += f"; in place so far: {format_count(reads.samples, 'sample')}, {files}"
+        text += f"; direct reads so far: {format_count(reads.samples, 'sample')}, {files}"
     return text
 
 
@@ -178,25 +178,25 @@ def _disk_rows(disk: DiskCounts) -> list[Row]:
 def _pool_rows(pool: PoolCounts) -> list[Row]:
     if not pool.servers:
         return []
-    out = f", {pool.left_out} of them left out: no answer" if pool.left_out else ""
+    out = f", {pool.left_out} of them not used because they do not reply" if pool.left_out else ""
     rows = [
         ("pool", f"{format_count(pool.servers, 'server')}{out}"),
         ("  reads", f"{format_count(pool.hits, 'read')} instead of origin requests ({format_ratio(pool.hit_ratio)})"),
         ("  stored", f"{format_count(pool.stored, 'object')}, {format_bytes(pool.written_bytes)}"),
     ]
     if pool.waits:
-        rows.append(("  waits", f"{pool.waits:,} for another node's request, {pool.waits_in_vain:,} of them in vain"))
+        rows.append(("  waits", f"{pool.waits:,} for another node's fetch, {pool.waits_in_vain:,} of them expired"))
     if pool.failures:
         rows.append(
             (
                 "  failures",
-                f"{format_count(pool.failures, 'time')} a server did not answer in time, or gave a wrong answer",
+                f"{format_count(pool.failures, 'time')} the reply of a server was late or invalid",
             )
         )
     if pool.corrupt:
         rows.append(("  damaged", f"{format_count(pool.corrupt, 'value')}, fetched elsewhere"))
     if pool.refused:
-        rows.append(("  refused", f"{format_count(pool.refused, 'object')}: a server had no room"))
+        rows.append(("  refused", f"{format_count(pool.refused, 'object')}: a server was full"))
     if pool.dropped:
         rows.append(("  not stored", f"{format_count(pool.dropped, 'object')}: the pool is slower than the origin"))
     return rows
@@ -214,8 +214,8 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
     if counts.not_kept:
         rows.append(
             (
-                "  not kept",
-                f"{format_count(counts.not_kept, 'sample')}: a process held the write lock; is one suspended?",
+                "  not stored",
+                f"{format_count(counts.not_kept, 'sample')}: another process held the write lock; check for a suspended process",
             )
         )
     return rows
@@ -239,7 +239,7 @@ _SESSION_COLUMNS: Final = (
 
 
 def session_lines(sessions: Sequence[SessionInfo]) -> list[str]:
-    """Return a table, one line per cache; a session without a cache has a line too."""
+    """Return a table with one line per cache, and one line per session without caches."""
     rows = [row for session in sessions for row in _session_rows(session)]
     widths = [max(map(len, column)) for column in zip(_SESSION_COLUMNS, *rows, strict=True)]
     aligned = (
@@ -301,7 +301,7 @@ def clear_object(result: ClearResult) -> JsonObject:
 
 def clear_lines(result: ClearResult) -> list[str]:
     if not result.entries:
-        return ["nothing to free: nothing below it is cached"]
+        return ["nothing to free: no object of it is cached"]
     noun = format_count(result.entries, "entry")
     return [f"{noun} freed, {format_bytes(result.bytes)}"]
 
@@ -315,7 +315,7 @@ def print_json(value: Mapping[str, object]) -> None:
 
 
 def show(as_json: bool, value: Mapping[str, object], lines: Iterable[str]) -> None:
-    """Write a value as one JSON object, or the lines that say the same."""
+    """Print a value as one JSON object, or as lines."""
     if as_json:
         print_json(value)
     else:
@@ -323,7 +323,7 @@ def show(as_json: bool, value: Mapping[str, object], lines: Iterable[str]) -> No
 
 
 def say(line: str) -> None:
-    """Write a line about what is being done to stderr."""
+    """Print a progress message or a note to stderr."""
     click.echo(printable(f"prefeed: {line}"), err=True)
 
 
@@ -334,7 +334,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def row_lines(title: str, rows: Iterable[Row]) -> list[Text]:
-    """Return a title and aligned rows, one line each."""
+    """Format a title and aligned rows, one line each."""
     rows = list(rows)
     width = max((len(label) for label, _ in rows), default=0)
     body = [Text.assemble((f"  {label:<{width}}", "dim"), f"  {value}") for label, value in rows]
@@ -342,7 +342,7 @@ def row_lines(title: str, rows: Iterable[Row]) -> list[Text]:
 
 
 def print_rows(title: str, rows: Iterable[Row]) -> None:
-    """Write a title and aligned rows to stdout, one line each; colours only on a terminal."""
+    """Print a title and aligned rows, one line each, with colours only on a terminal."""
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     for line in row_lines(title, rows):
         console.print(line)

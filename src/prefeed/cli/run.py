@@ -1,9 +1,8 @@
-"""``prefeed run``.
+"""``prefeed run``: runs a training program unchanged, with all its DataLoaders using the cache.
 
-Python is restarted in this very process, with an environment in which it finds ``autostart/sitecustomize.py``. So the
-program runs as ``python script.py`` would run it, to the last detail: ``sys.argv`` and ``sys.path``, tracebacks, exit
-codes, signals. And what it starts itself, however it does, has the environment too. Its outermost Python process prints the run summary
-(``prefeed.run_summary``).
+Replaces this process by Python, with an environment in which Python finds ``autostart/sitecustomize.py``. The program therefore
+runs exactly as with ``python script.py``: same ``sys.argv`` and ``sys.path``, tracebacks, exit codes and signals. The processes
+that the program starts inherit the environment. The outermost Python process prints the run summary (``prefeed.run_summary``).
 """
 
 from __future__ import annotations
@@ -47,29 +46,31 @@ AUTOSTART: Final = Path(__file__).parents[1] / "autostart"
     help="Directory whose files are cached; may be repeated (PREFEED_ROOTS). Default: network file systems.",
 )  # fmt: skip
 @home_option
-@click.option("--read-once", is_flag=True, help="Do not keep data for the next epoch (PREFEED_READ_ONCE).")
-@click.option("--report-interval", metavar="SECONDS", help="Time between two reports (PREFEED_REPORT_INTERVAL).")
+@click.option(
+    "--read-once",
+    is_flag=True,
+    help="Free data after one read, not keeping any for the next epoch (PREFEED_READ_ONCE).",
+)
+@click.option("--report-interval", metavar="SECONDS", help="Seconds between two reports (PREFEED_REPORT_INTERVAL).")
 @click.option(
     "--json", "json_file", metavar="FILE", type=click.Path(path_type=Path),
-    help="Write the run summary to FILE, as one JSON object.",
+    help="File for the run summary, as one JSON object.",
 )  # fmt: skip
-@click.option(
-    "--explain", is_flag=True, help="List the calls that open files without the cache; takes time at each open."
-)
-@click.option("--quiet", is_flag=True, help="Print only warnings and errors: no reports and no run summary.")
-@click.option("-m", "kind", flag_value="-m", help="PROGRAM is a module, as with python -m.")
-@click.option("-c", "kind", flag_value="-c", help="PROGRAM is Python code, as with python -c.")
+@click.option("--explain", is_flag=True, help="List the calls that open files without the cache; slows down each open.")
+@click.option("--quiet", is_flag=True, help="Print only warnings and errors, no reports and no run summary.")
+@click.option("-m", "kind", flag_value="-m", help="Run PROGRAM as a module, as python -m does.")
+@click.option("-c", "kind", flag_value="-c", help="Run PROGRAM as Python code, as python -c does.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
     *, roots: tuple[str, ...], read_once: bool, json_file: Path | None, explain: bool, quiet: bool, kind: str | None,
     program: str, arguments: tuple[str, ...], **settings: str | None,
 ) -> None:  # fmt: skip
-    """Run a training program unchanged, with every DataLoader read through the cache.
+    """Run a training program unchanged, with all its DataLoaders using the cache.
 
     PROGRAM is a Python script, - for standard input, with -m a module, with -c Python code, or a command that starts
-    Python, such as torchrun. Everything after it belongs to the program. Programs that it starts in turn are served as well.
-    At its end, a run summary shows how the reads went, and how long the program waited for data.
+    Python, such as torchrun. Arguments after PROGRAM are passed to it. Programs that it starts use the cache as well.
+    A summary at the end shows the reads, and how long the program waited for data.
     """
     given: dict[str, Any] = dict(settings)
     if any(os.pathsep in root.removeprefix(SAMPLE_SET) for root in roots):
@@ -79,9 +80,8 @@ def command(
     if read_once:
         given["read_once"] = True
     config = config_of(**given)
-    directories = resolve_roots(
-        config
-    ).roots  # says now, and not in each of its processes, what is wrong with a sample set
+    # Report a bad sample set once here, instead of in each process of the program.
+    directories = resolve_roots(config).roots
     environment = run_environment({name for name, value in given.items() if value is not None}, config, os.environ)
     line = command_line(program, arguments, kind=kind)
     environment |= _summary_environment(
@@ -93,16 +93,16 @@ def command(
 
 
 def _summary_environment(config: Config, *, json_file: Path | None, explains: bool, quiet: bool) -> dict[str, str]:
-    """Return the environment in which the program counts, and prints a run summary when it ends.
+    """Return the variables with which the program counts reads and prints a run summary at its end.
 
     Args:
         config: Settings whose roots are directories.
-        json_file: File for machines.
-        explains: Opens that bypass the cache are recorded.
-        quiet: Nothing is printed.
+        json_file: File for the summary as JSON, or None.
+        explains: Record opens that bypass the cache.
+        quiet: Print nothing.
 
     Raises:
-        click.UsageError: The file cannot be written, or there is nothing to explain.
+        click.UsageError: The file cannot be written, or ``--explain`` has no directory to watch.
     """
     environment = {"PREFEED_QUIET": "1"} if quiet else {}
     if RUN in os.environ:
@@ -112,7 +112,7 @@ def _summary_environment(config: Config, *, json_file: Path | None, explains: bo
             )
         return environment
     if not config.enabled and not quiet:
-        click.echo("prefeed: nothing is done: PREFEED_ENABLED is 0", err=True)
+        click.echo("prefeed: the cache is not used, because PREFEED_ENABLED is 0", err=True)
     if not config.enabled or (quiet and json_file is None):
         return environment
     roots = Roots.of(config)
@@ -127,24 +127,24 @@ def _summary_environment(config: Config, *, json_file: Path | None, explains: bo
     try:
         runtime = make_runtime_dir(config.runtime_dirs)
     except (PrefeedError, OSError) as err:
-        click.echo(printable(f"prefeed: there will be no run summary: {err}"), err=True)
+        click.echo(printable(f"prefeed: no run summary will be printed: {err}"), err=True)
         return environment
-    for left in runtime.glob("run-*"):  # by programs that a signal has ended
+    for left in runtime.glob("run-*"):  # Left by programs that a signal has killed.
         if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
             remove(str(left))
     return environment | {RUN: f"{os.getpid()}:{runtime}"}
 
 
 def run_environment(given: set[str], config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with these settings in it, in which every Python process is served.
+    """Return an environment with these settings, in which every Python process uses the cache.
 
     Args:
-        given: Names of the settings to be passed on; the others are found again by who needs them.
-        config: Where their values are.
-        environ: What else is in it.
+        given: Names of the settings to pass on. Each process resolves the other settings again.
+        config: Values of the settings.
+        environ: Environment to extend.
     """
     environment = dict(environ)
-    for name in given | ({"reads"} if config.reads == "all" else set()):  # asked for before settings can be read
+    for name in given | ({"reads"} if config.reads == "all" else set()):  # Needed before settings are read.
         environment[f"PREFEED_{name.upper()}"] = _as_text(getattr(config, name))
     paths = [str(AUTOSTART), environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -153,18 +153,18 @@ def run_environment(given: set[str], config: Config, environ: Mapping[str, str])
 
 
 def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None = None) -> list[str]:
-    """Return what to start.
+    """Return the command line that runs a program.
 
     Args:
-        program: A script, or a command: the path of one, or a name where there is no such file; what else says ``kind``.
-        arguments: The program's own.
-        kind: ``-m`` for a module, ``-c`` for code, as python has them.
+        program: Path of a script, or path or name of a command; a module or code if ``kind`` is given.
+        arguments: Arguments of the program.
+        kind: ``-m`` for a module, ``-c`` for code, as for python.
     """
     if sys.flags.ignore_environment or sys.flags.no_site:
-        raise click.UsageError("python was started with -E, -I or -S, which keeps it from finding prefeed")
+        raise click.UsageError("python was started with -E, -I or -S, which disables prefeed: leave them out")
     if not kind and (flag := _isolating_flag((program, *arguments))):
         raise click.UsageError(
-            f"python {flag} keeps Python from finding prefeed: leave out -E, -I and -S, or write `import prefeed.auto` in the program"
+            f"python {flag} disables prefeed: leave out -E, -I and -S, or write `import prefeed.auto` in the program"
         )
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     if kind:
@@ -177,18 +177,21 @@ def command_line(program: str, arguments: tuple[str, ...], *, kind: str | None =
     is_quoted = len(words := program.split()) > 1 and shutil.which(words[0]) is not None
     if program == "-" or (program.endswith(".py") and not is_quoted):
         return [*python, program, *arguments]
-    hint = "; give its arguments as words of their own, without quotes" if is_quoted else ""
-    raise click.UsageError(f"there is neither a file nor a command {printable(program)!r}{hint}")
+    hint = "; pass its arguments as separate words, without quotes" if is_quoted else ""
+    raise click.UsageError(f"no such file or command: {printable(program)!r}{hint}")
 
 
 def _isolating_flag(words: tuple[str, ...]) -> str | None:
-    """Return the option with which one of these words starts a Python without prefeed; None: there is none.
+    """Find a Python option that disables prefeed, such as ``-I``, in a command line.
 
-    A Python may be started by another command: ``nice python -I train.py``. The words after a script, ``-m`` or ``-c`` are the program's own.
+    Python may be started by another command: ``nice python -I train.py``. Words after a script, ``-m`` or ``-c`` are the program's own.
+
+    Returns:
+        None if the command line has no such option.
     """
     is_python, is_value = False, False
     for word in words:
-        if is_value:  # of -W or -X
+        if is_value:  # The value of -W or -X.
             is_value = False
         elif _PYTHON.fullmatch(os.path.basename(word)):
             is_python = True
@@ -206,7 +209,7 @@ def _isolating_flag(words: tuple[str, ...]) -> str | None:
 
 
 def _is_command(path: str) -> bool:
-    """Return True for a file that the system runs, and not Python: a binary, such as the python of an environment, or a shell's script."""
+    """Return True for an executable that is not a Python script: a binary, or a script for another interpreter."""
     if not os.path.isfile(path) or not os.access(path, os.X_OK | os.R_OK):
         return False
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""``prefeed sampleset``: apply, list, describe, delete, and what is printed of them."""
+"""``prefeed sampleset``: applies, lists, describes and deletes sample sets."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from prefeed.sampleset.yaml_files import errors_of, load_documents
 STDIN: Final = "-"
 _COLUMNS: Final = ("NAME", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME", "PHASE", "AGE")
 
-Seen = tuple[SampleSet, SampleSetStatus]
+ObservedSet = tuple[SampleSet, SampleSetStatus]
 
 
 @click.group(name="sampleset", cls=Commands)
 def command() -> None:
-    """Give data sets a name and a cache of their own, and show their state.
+    """Create, list and delete named data sets with their own caches.
 
-    A sample set is a YAML document of kind SampleSet, as the Paddle operator has them: where the data is, and the levels
-    of its cache. Programs name it as sampleset://NAME/PATH, and all of them use its node server.
+    A sample set is a YAML document of kind SampleSet, as for the Paddle operator. It defines the location of the data and the
+    tiers of its cache. Programs open sampleset://NAME/PATH, and share the node server of the set.
     """
 
 
 @command.command()
-@click.option("-f", "--filename", "file", required=True, metavar="FILE", help="YAML documents; - is stdin.")
+@click.option("-f", "--filename", "file", required=True, metavar="FILE", help="File with YAML documents; - for stdin.")
 @click.option("--wait", is_flag=True, help="Wait until the sets are ready or have failed.")
 @home_option
 @json_option
 @click.pass_context
 def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: bool) -> None:
-    """Record the sample sets of FILE, and set them up.
+    """Create or update the sample sets of a YAML file.
 
-    FILE holds documents of kind SampleSet, and of kind Secret for sets that need one. Without --wait a process in the
-    background lists and copies; `prefeed sampleset list` shows its progress. Exits with 1 when, with --wait, a set has not
-    become ready. Applied again, a set resumes where it is.
+    FILE contains documents of kind SampleSet, and of kind Secret for sets that need one. Without --wait, a background process
+    lists and copies; `prefeed sampleset list` shows its progress. Applying a set again resumes an interrupted copy. With
+    --wait, exits with 1 if a set does not become ready.
     """
     config = config_of(home=home)
     name = "stdin" if file == STDIN else file
@@ -70,7 +70,7 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
     sets = [(each.sample_set, each) for each in applied if each.sample_set is not None]
     for found, each in sets:
         if each.action != UNCHANGED and not as_json:
-            _say_without_effect(found, config)
+            _report_ignored_fields(found, config)
     if wait:
         results = [_bring_up(found, config, is_changed=_is_changed(each), as_json=as_json) for found, each in sets]
     else:
@@ -94,7 +94,7 @@ def apply(ctx: click.Context, file: str, wait: bool, home: str | None, as_json: 
 @home_option
 @json_option
 def list_(name: str | None, home: str | None, as_json: bool) -> None:
-    """Show all sample sets, or one: how much of it is cached, its limits, and its phase."""
+    """List all sample sets, or one, with cached size, limits and phase."""
     config = config_of(home=home)
     sets = [find(name, config)] if name else [found for found in _all(config) if found is not None]
     seen = [(found, observe(found, config)) for found in sets]
@@ -106,10 +106,10 @@ def list_(name: str | None, home: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def describe(name: str, home: str | None, as_json: bool) -> None:
-    """Show everything that is known about a sample set, and what each field of its document was mapped to."""
+    """Show the state of a sample set, and the effect of each field of its document."""
     config = config_of(home=home)
     found = find(name, config)
-    status, explained = observe(found, config), _explained(found, config)
+    status, explained = observe(found, config), _explain(found, config)
     if as_json:
         render.print_json(described_object(found, status, explained))
         return
@@ -119,11 +119,11 @@ def describe(name: str, home: str | None, as_json: bool) -> None:
 
 @command.command(name="delete")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Delete it even while jobs or programs use it.")
+@click.option("--force", is_flag=True, help="Delete the set even if jobs or programs use it.")
 @home_option
 @json_option
 def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:
-    """Delete a sample set: its server, its cache and its records. Its data stays, at its source and where it was copied."""
+    """Delete a sample set: its server, cache and records. Source data and copies are kept."""
     config = config_of(home=home)
     delete(find(name, config), config, force=force)
     render.show(as_json, {"deleted": name}, [f"sampleset {name} deleted"])
@@ -136,7 +136,7 @@ def delete_(name: str, force: bool, home: str | None, as_json: bool) -> None:
 @home_option
 @click.pass_context
 def bring_up_(ctx: click.Context, name: str, changed: bool, no_start: bool, home: str | None) -> None:
-    """Finish the work of `apply` in its own process, whose output is the set's log."""
+    """Finish the work of `apply` in the background. The output of this process is the log of the set."""
     config = config_of(home=home)
     progress = bring_up(find(name, config), config, copy_to_origin, is_changed=changed, starts=not no_start)
     if progress.error:
@@ -151,7 +151,7 @@ def _all(config: Config) -> list[SampleSet | None]:
 def _try_find(name: str, config: Config) -> SampleSet | None:
     try:
         return find(name, config)
-    except PrefeedError as err:  # one that is damaged, or deleted meanwhile, does not hide the others
+    except PrefeedError as err:  # Still list the other sets if one is damaged or was just deleted.
         render.say(f"{err}")
         return None
 
@@ -167,15 +167,15 @@ def _is_changed(applied: ApplyResult) -> bool:
     return applied.action != UNCHANGED
 
 
-def _explained(found: SampleSet, config: Config) -> Sequence[FieldMeaning]:
+def _explain(found: SampleSet, config: Config) -> Sequence[FieldMeaning]:
     if not found.spec.secret:
         return explain(found, config)
     secret = find_secret(found.spec.secret, config)
     return explain(found, config, has_metaurl=secret.has_metaurl, is_redis=secret.is_redis)
 
 
-def _say_without_effect(found: SampleSet, config: Config) -> None:
-    for each in _explained(found, config):
+def _report_ignored_fields(found: SampleSet, config: Config) -> None:
+    for each in _explain(found, config):
         if not each.has_effect:
             render.say(f"{each.field}: {each.meaning}")
 
@@ -186,7 +186,7 @@ def _say_without_effect(found: SampleSet, config: Config) -> None:
 def _bring_up(found: SampleSet, config: Config, *, is_changed: bool, as_json: bool) -> SetProgress:
     if not has_bar(as_json=as_json):
         return bring_up(found, config, copy_to_origin, is_changed=is_changed)
-    bar = Bar(found.name)
+    bar = SampleSetBar(found.name)
 
     def sync(found: SampleSet, settings: Config) -> None:
         copy_to_origin(found, settings, copying=bar.copying)
@@ -196,7 +196,7 @@ def _bring_up(found: SampleSet, config: Config, *, is_changed: bool, as_json: bo
 
 
 def _bring_up_detached(found: SampleSet, config: Config, *, is_changed: bool) -> None:
-    """A process that outlives this one does the rest."""
+    """Start a process that outlives this one and finishes the work."""
     words = [sys.executable, "-m", "prefeed", "sampleset", "bring-up", found.name]
     log = os.open(found.directory / "bring-up.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -220,17 +220,17 @@ def applied_lines(applied: Sequence[ApplyResult]) -> list[str]:
     return [f"{each.kind.lower()} {each.name} {each.action}" for each in applied]
 
 
-def applied_object(applied: Sequence[ApplyResult], seen: Sequence[Seen]) -> JsonObject:
+def applied_object(applied: Sequence[ApplyResult], seen: Sequence[ObservedSet]) -> JsonObject:
     return {
         "applied": [{"kind": each.kind, "name": each.name, "action": each.action} for each in applied],
         "samplesets": [_set_object(*each) for each in seen],
     }
 
 
-def sets_lines(seen: Sequence[Seen], *, now: float) -> list[str]:
-    """Return a table, or one line when there is none."""
+def sets_lines(seen: Sequence[ObservedSet], *, now: float) -> list[str]:
+    """Return a table, or a hint if there are no sample sets."""
     if not seen:
-        return ["there are no sample sets; apply one with `prefeed sampleset apply -f FILE`"]
+        return ["no sample sets; create one with `prefeed sampleset apply -f FILE`"]
     rows = [_COLUMNS, *(_row(found, status, now) for found, status in seen)]
     return render.table(rows, gap="   ")
 
@@ -247,12 +247,12 @@ def _row(found: SampleSet, status: SampleSetStatus, now: float) -> tuple[str, ..
     )
 
 
-def sets_object(seen: Sequence[Seen]) -> JsonObject:
+def sets_object(seen: Sequence[ObservedSet]) -> JsonObject:
     return {"samplesets": [_set_object(*each) for each in seen]}
 
 
 def _set_object(found: SampleSet, status: SampleSetStatus) -> JsonObject:
-    """Return the original's fields of a status, sizes in bytes, and what is ours beside them."""
+    """Return the status in the fields of the Paddle operator, with sizes in bytes, and fields of our own."""
     return {
         "name": found.name,
         "namespace": found.namespace,
@@ -294,7 +294,7 @@ def described_object(found: SampleSet, status: SampleSetStatus, explained: Seque
 
 
 def described_rows(found: SampleSet, status: SampleSetStatus, *, now: float) -> list[Row]:
-    """Return what is known of a set now."""
+    """Return the rows of `prefeed sampleset describe`."""
     rows = [
         ("phase", status.phase),
         *((("error", printable(status.error)),) if status.error else ()),
@@ -305,7 +305,7 @@ def described_rows(found: SampleSet, status: SampleSetStatus, *, now: float) -> 
         ("total", _total(status)),
         ("cached", _cached(status)),
         ("nodes", f"{status.num_ready} of {status.partitions} known to this node"),
-        ("server", f"process {status.pid}" if status.pid else "none runs; the first reader starts it"),
+        ("server", f"process {status.pid}" if status.pid else "not running; the first reader starts it"),
         ("home", str(found.home)),
     ]
     for tier in status.tiers:
@@ -338,7 +338,7 @@ def _size(number: int | None) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Return ``12s``, ``5m``, ``3h``, ``8d``, as kubectl has it."""
+    """Format an age as kubectl does: ``12s``, ``5m``, ``3h``, ``8d``."""
     whole = max(0, int(seconds))
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if whole >= size * (2 if unit == "m" else 1):
@@ -346,8 +346,8 @@ def format_age(seconds: float) -> str:
     return f"{whole}s"
 
 
-class Bar:
-    """What is being done for one set, on stderr: objects listed, files copied."""
+class SampleSetBar:
+    """Progress of one set on stderr: objects listed, then files copied."""
 
     def __init__(self, name: str) -> None:
         columns = (TextColumn("{task.description}"), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
@@ -360,5 +360,5 @@ class Bar:
     def copying(self, files: int, num_bytes: int) -> None:
         self._show("copying", f"{format_count(files, 'file')}, {format_bytes(num_bytes)}")
 
-    def _show(self, what: str, note: str) -> None:
-        self.progress.update(self._task, description=what, note=note)
+    def _show(self, step: str, note: str) -> None:
+        self.progress.update(self._task, description=step, note=note)

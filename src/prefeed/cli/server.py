@@ -1,4 +1,4 @@
-"""``prefeed server``: start, stop, status."""
+"""``prefeed server``: starts, stops and inspects the node server."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from prefeed.cli.options import config_of, home_option, json_option, missing_ser
 from prefeed.errors import ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
 
 _ANSWER_SECONDS: Final = 5.0
-"""So long a server may take to answer before it is shown as one that does not."""
+"""Maximum wait for a reply, in seconds, after which the server is reported as busy or suspended."""
 
 
 @click.group(name="server", cls=Commands)
 def command() -> None:
     """Start, stop and inspect the node server.
 
-    One server per user and node fills the cache for every training process there. The first loader starts it;
-    these commands start it earlier or elsewhere, and stop it.
+    One server per user and node fills the cache for all training processes. The first loader starts the server; use these
+    commands to start it earlier or in another home, and to stop it.
     """
 
 
 @command.command()
-@click.option("--foreground", is_flag=True, help="Stay attached, log to stderr, stop with Ctrl-C.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground and log to stderr; Ctrl-C stops the server.")
 @click.option("--memory", metavar="SIZE", help="Size limit of the memory tier, such as 8GiB (PREFEED_MEMORY).")
 @home_option
 @json_option
 @click.pass_context
 def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | None, as_json: bool) -> None:
-    """Start the node server and wait until it answers; one that runs already keeps its own settings."""
+    """Start the node server and wait until it replies. A server that already runs keeps its settings."""
     config = config_of(memory=memory, home=home)
     backend = backend_of(ctx)
     if foreground:
@@ -64,8 +64,8 @@ def start(ctx: click.Context, foreground: bool, memory: str | None, home: str | 
 def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
     """Stop the node server and wait until it has ended and its memory is free.
 
-    A server that does not answer, because it is busy or suspended, is resumed and told to end, and killed after
-    10 seconds. Training continues: readers find the data at its origin. Without a server there is nothing to do.
+    If the server does not reply, because it is busy or suspended, it is resumed, sent SIGTERM, and killed after 10 seconds.
+    Training continues, because readers then read the data from its origin. Succeeds if no server runs.
     """
     config = node_config_of(home)
     try:
@@ -79,7 +79,7 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
         render.print_json({"pid": ended.pid, "stopped": True, "killed": ended.killed})
     elif ended.killed:
         render.print_lines(
-            [f"server {ended.pid} killed: it did not answer; the next server takes over its memory tier"]
+            [f"server {ended.pid} killed, because it did not reply; the next server takes over its memory tier"]
         )
     else:
         render.print_lines([f"server {ended.pid} stopped"])

@@ -1,4 +1,4 @@
-"""``prefeed config``: the settings in force, and where each comes from."""
+"""``prefeed config``: the settings in force and the source of each."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _COLUMNS: Final = ("setting", "value", "from")
 @home_option
 @json_option
 def command(names: tuple[str, ...], home: str | None, as_json: bool) -> None:
-    """Show the settings in force, and where each comes from.
+    """Show the settings in force and the source of each.
 
-    Without a SETTING, all of them. A running node server keeps the settings of its start: `prefeed server status` shows its state.
+    Without SETTING, show all of them. A running node server keeps the settings of its start: `prefeed server status` shows its state.
     """
     require_known(names, SETTINGS)
     config, places = resolve_with_places({"home": home})
@@ -39,5 +39,5 @@ def _row(name: str, config: Config, places: Mapping[str, str]) -> tuple[str, str
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has."""
+    """Convert a value to one that JSON can represent."""
     return str(value) if isinstance(value, DiskBudget) else value

@@ -1,4 +1,7 @@
-"""``prefeed stage``, and what is printed of them. The path to train from is all that it writes to stdout: ``train.py $(prefeed stage /mnt/photos)``."""
+"""``prefeed stage``: copies data sets into memory or onto a fast disk.
+
+Prints only the path to train from to stdout, so that ``train.py $(prefeed stage /mnt/photos)`` works.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ _MEANINGS: Final = {
     REMOVING: "being removed",
     COMPLETE: "complete",
     INTERRUPTED: "interrupted; stage it again to resume",
-    GONE: "gone; stage it again, or delete it to forget it",
+    GONE: "missing; stage it again, or delete it to remove this line",
 }
 
 
@@ -56,7 +59,7 @@ COPY: Final = "copy"
 
 
 class _StageGroup(Commands):
-    """A group in which the first word may be left out: ``prefeed stage SRC`` is ``prefeed stage copy SRC``."""
+    """Group with a default command: ``prefeed stage SRC`` means ``prefeed stage copy SRC``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = [word for word in args if word not in ("-v", "-vv", "--verbose")]
@@ -70,17 +73,19 @@ class _StageGroup(Commands):
 def command() -> None:
     """Copy a data set into memory or onto a fast disk.
 
-    `prefeed stage SRC` means `prefeed stage copy SRC`; a directory with the name of one of these commands is written ./NAME.
+    `prefeed stage SRC` means `prefeed stage copy SRC`. Write ./NAME for a directory with the name of one of these commands.
     """
 
 
 @command.command(name=COPY)
 @click.argument("source", metavar="SRC")
-@click.option("--to", default=MEMORY, metavar="memory|DIR", help="Where the copy goes; memory = PREFEED_MEMORY_DIR.")
+@click.option(
+    "--to", default=MEMORY, metavar="memory|DIR", help="Destination of the copy; memory is PREFEED_MEMORY_DIR."
+)
 @click.option("--size", metavar="SIZE", help="Size limit of the copy, such as 30G.")
 @click.option(
     "--order", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="File with paths, one per line, to copy first when not everything fits. Default: small files first.",
+    help="File with the paths to copy first if not everything fits, one per line. Default: small files first.",
 )  # fmt: skip
 @click.option("--partial", is_flag=True, help="Allow a partial copy of an object store that does not fit.")
 @home_option
@@ -91,8 +96,8 @@ def copy(
     """Copy a data set into memory or onto a fast disk, and print the path to train from.
 
     SRC is a directory or s3://, gs://, az://, http(s)://. The same command resumes after an interruption, and copies
-    again files that have changed at the origin. When a directory does not fit, the files that do are copied and the
-    others are symbolic links to it, so that every path can be read. Exits with 1 when a file could not be copied, or none fits.
+    files again that have changed at the origin. If a directory does not fit, some files are copied and the others become
+    symbolic links to the origin, so that every path can be read. Exits with 1 if a file could not be copied, or none fits.
     """
     ctx = click.get_current_context()
     config = config_of(home=home)
@@ -109,7 +114,7 @@ def copy(
     try:
         result = _staged(request, config, as_json=as_json)
     except KeyboardInterrupt:
-        render.say("interrupted; the copied objects stay, and the same command resumes")
+        render.say("interrupted; copied objects are kept, and the same command resumes")
         ctx.exit(EXIT_INTERRUPTED)
     _print_result(result, as_json=as_json)
     if result.failures or not result.is_usable:
@@ -123,7 +128,7 @@ def _staged(request: StageRequest, config: Config, *, as_json: bool) -> StageRes
 
     if not has_bar(as_json=as_json):
         return stage(request, config, StageEvents(waiting=_say_waiting, planned=planned))
-    bar = Bar()
+    bar = StageBar()
 
     def planned_with_bar(plan: StagePlan) -> None:
         planned(plan)
@@ -135,7 +140,7 @@ def _staged(request: StageRequest, config: Config, *, as_json: bool) -> StageRes
 
 
 def _read_lines(file: Path) -> list[str]:
-    """Return lines as the names of files that they are: any bytes but newlines."""
+    """Read file names, one per line. A name may contain any bytes except newlines."""
     try:
         return os.fsdecode(file.read_bytes()).split("\n")
     except OSError as err:
@@ -152,31 +157,31 @@ def _print_result(result: StageResult, *, as_json: bool) -> None:
 
 
 def _say_waiting(pid: int) -> None:
-    render.say(f"process {pid} makes the same copy; waiting for it")
+    render.say(f"process {pid} is making the same copy; waiting for it")
 
 
 @command.command(name="list")
 @home_option
 @json_option
 def list_(home: str | None, as_json: bool) -> None:
-    """Show all copies: where they are, and whether they are complete."""
+    """List all copies with their paths and states."""
     copies = list_copies(config_of(home=home))
     render.show(as_json, copies_object(copies), copies_lines(copies))
 
 
 @command.command()
 @click.argument("what", metavar="SRC|PATH", required=False)
-@click.option("--all", "everything", is_flag=True, help="Delete every copy.")
+@click.option("--all", "everything", is_flag=True, help="Delete all copies.")
 @home_option
 @json_option
 def delete(what: str | None, everything: bool, home: str | None, as_json: bool) -> None:
-    """Delete copies that `prefeed stage` made.
+    """Delete copies that `prefeed stage` has made.
 
-    SRC is the origin, PATH the path that `prefeed stage` printed. Everything below PATH is removed, including files of
-    other programs. Neither the data at the origin nor anything else outside the copy is touched.
+    SRC is the origin, PATH the path that `prefeed stage` printed. Everything below PATH is deleted, including files of
+    other programs. Data at the origin and other files outside the copy are not changed.
     """
     if (what is None) != everything:
-        raise click.UsageError("give either SRC, a PATH or --all")
+        raise click.UsageError("name SRC or PATH, or use --all")
     if what is not None:
         refuse_credentials(what)
     config = config_of(home=home)
@@ -190,7 +195,7 @@ def delete(what: str | None, everything: bool, home: str | None, as_json: bool) 
 
 
 def plan_lines(plan: StagePlan, *, place: str) -> list[str]:
-    """Return what is said before the copying begins; nothing when all fits and nothing is removed."""
+    """Return the notes that precede copying, about files that do not fit and files that are removed."""
     lines = []
     if plan.num_left:
         fits = plan.num_objects - plan.num_left
@@ -206,7 +211,7 @@ def plan_lines(plan: StagePlan, *, place: str) -> list[str]:
 
 
 def result_lines(result: StageResult) -> list[str]:
-    """Return the summary, and what did not go well."""
+    """Return the summary and the failures."""
     record, summary = result.record, result.summary
     seconds = max(summary.seconds, 1e-9)
     rate = f" ({summary.num_copied / seconds:,.0f} files/s, {format_bytes(summary.bytes_copied / seconds)}/s)"
@@ -216,13 +221,13 @@ def result_lines(result: StageResult) -> list[str]:
     linked = f", {format_count(record.num_linked, 'link')} to the origin" if record.num_linked else ""
     lines = [f"{copied}; {held}{linked}"]
     if summary.full is not None:
-        lines.append(f"no room for more: {summary.full}")
+        lines.append(f"the destination is full: {summary.full}")
     lines += [failure.message for failure in result.failures[:_MOST_FAILURES]]
     if len(result.failures) > _MOST_FAILURES:
         lines.append(f"and {len(result.failures) - _MOST_FAILURES:,} more could not be copied")
     if not result.is_usable:
         missing = format_count(record.num_missing, "file")
-        lines.append(f"{missing} missing, so there is no path to train from; the same command tries again")
+        lines.append(f"{missing} missing, so the copy cannot be used; run the same command to try again")
     return lines
 
 
@@ -245,7 +250,7 @@ def copies_object(copies: Sequence[CopyRecord]) -> JsonObject:
 
 
 def copies_lines(copies: Sequence[CopyRecord]) -> list[str]:
-    """Return a table, one line a copy."""
+    """Return a table with one line per copy."""
     if not copies:
         return ["nothing is staged"]
     rows = [_COLUMNS, *(_row(copy) for copy in copies)]
@@ -275,8 +280,8 @@ def removed_lines(copies: Sequence[CopyRecord]) -> list[str]:
     ]
 
 
-class Bar:
-    """A progress bar on stderr: files listed, then bytes copied."""
+class StageBar:
+    """Progress bar on stderr: files listed, then bytes copied."""
 
     def __init__(self) -> None:
         columns = (

@@ -1,4 +1,4 @@
-"""``prefeed stats``: the counts of the node server, once or again and again."""
+"""``prefeed stats``: shows the counts of the node server, once or until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PIPE_COLUMNS: Final = 120
 @click.option(
     "--watch",
     is_flag=True,
-    help="Show tiers, plans, rates and waits until Ctrl-C; with --json one object per line.",
+    help="Update tiers, plans, rates and waits until Ctrl-C; with --json one object per line.",
 )
 @node_option
 @json_option
@@ -39,8 +39,8 @@ _PIPE_COLUMNS: Final = 120
 def command(ctx: click.Context, watch: bool, home: str | None, as_json: bool) -> None:
     """Show hits, misses and the contents of the cache.
 
-    Counts begin when the server starts. The best hit ratio without read-ahead with this much memory is shown beside
-    the measured one. --watch never ends by itself: without a server, it waits until there is one.
+    Counts start at 0 when the server starts. For comparison, the best possible hit ratio without read-ahead in the same
+    memory is shown. --watch runs until Ctrl-C; if no server runs, it waits for one.
     """
     config = node_config_of(home)
     if watch:

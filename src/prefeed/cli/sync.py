@@ -1,4 +1,4 @@
-"""``prefeed sync``, and what is printed of it."""
+"""``prefeed sync``: copies objects from one origin to another, and verifies them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _FLAGS: Final = {"--exclude": True, "--include": False}
 _MOST_FAILURES: Final = 5
 
 
-class _InOrder(click.Command):
-    """A command that knows in which order ``--exclude`` and ``--include`` were given: the first that matches counts."""
+class _OrderedRulesCommand(click.Command):
+    """Command that keeps the order of ``--exclude`` and ``--include``, because the first match decides."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_RULES] = tuple(_rules_in(args))
@@ -47,55 +47,57 @@ def _rules_in(arguments: list[str]) -> Iterator[Rule]:
                 yield Rule(pattern, _FLAGS[flag])
 
 
-@click.command(name="sync", cls=_InOrder)
+@click.command(name="sync", cls=_OrderedRulesCommand)
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--threads", type=click.IntRange(min=1), help="Maximum objects at a time. Default: adapts to SRC.")
-@click.option("-u", "--update", is_flag=True, help="Replace an object in DST only when SRC has a newer one.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Maximum number of concurrent copies. Default: adapts to SRC."
+)
+@click.option("-u", "--update", is_flag=True, help="Replace an object in DST only if the one in SRC is newer.")
 @click.option("--force-update", is_flag=True, help="Copy every object, even if DST has it.")
-@click.option("--perms", is_flag=True, help="Keep modes and, as root, owners of files.")
-@click.option("--dirs", is_flag=True, help="Create empty directories, too.")
-@click.option("--dry-run", "dry", is_flag=True, help="Show what would be done.")
-@click.option("--delete-src", is_flag=True, help="Remove objects from SRC once DST has the same bytes.")
-@click.option("--delete-dst", is_flag=True, help="Remove objects from DST that SRC does not have.")
+@click.option("--perms", is_flag=True, help="Copy modes and, as root, owners of files.")
+@click.option("--dirs", is_flag=True, help="Create empty directories as well.")
+@click.option("--dry-run", "dry", is_flag=True, help="Show the copies and deletions without doing them.")
+@click.option("--delete-src", is_flag=True, help="Delete objects from SRC once DST has the same bytes.")
+@click.option("--delete-dst", is_flag=True, help="Delete objects from DST that SRC does not have.")
 @click.option(
     "--exclude",
     metavar="PATTERN",
     multiple=True,
     expose_value=False,
-    help="Exclude matching objects; the first match counts.",
+    help="Exclude matching objects; the first matching rule decides.",
 )
 @click.option(
     "--include",
     metavar="PATTERN",
     multiple=True,
     expose_value=False,
-    help="Include matching objects; the first match counts.",
+    help="Include matching objects; the first matching rule decides.",
 )
 @click.option(
     "-x/ ", "--one-file-system/--no-one-file-system", "one_file_system", default=None,
     help="Do not enter mounts below SRC or delete in mounts below DST; or treat mounts as "
     "plain directories. Default: copy from mounts, delete in none.",
 )  # fmt: skip
-@click.option("-s", "--start", default="", metavar="KEY", help="First key.")
-@click.option("-e", "--end", default="", metavar="KEY", help="Last key.")
+@click.option("-s", "--start", default="", metavar="KEY", help="First key to copy.")
+@click.option("-e", "--end", default="", metavar="KEY", help="Last key to copy.")
 @click.option(
     "--bwlimit",
     "bwlimit_mbit",
     type=click.IntRange(min=0),
     default=0,
     metavar="MBIT",
-    help="Maximum Mbit/s; 0: no limit.",
+    help="Maximum bandwidth in Mbit/s; 0 for no limit.",
 )
 @click.option("--no-https", is_flag=True, help="Connect to web servers without encryption.")
 @home_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, /, source: str, target: str, home: str | None, as_json: bool, **given: Any) -> None:
-    """Copy objects from SRC that DST lacks, and verify them; the same command resumes after an interruption.
+    """Copy objects from SRC that DST lacks, and verify them.
 
-    Patterns: * and ? stop at slashes, ** does not, dir/ is a directory, a leading slash is the root. Exits with 1 when
-    something failed.
+    The same command resumes after an interruption. In patterns, * and ? do not match slashes, ** does, dir/ is a directory,
+    and a leading slash is the root. Exits with 1 if a copy or deletion failed.
     """
     options = SyncOptions(**given, rules=ctx.meta[_RULES])
     config = config_of(home=home)
@@ -115,7 +117,7 @@ def command(ctx: click.Context, /, source: str, target: str, home: str | None, a
                 events = SyncEvents(would=would, note=render.say, progress=bar.show)
             result = sync_and_renew(*places, options, config, events)
     except KeyboardInterrupt:
-        render.say("interrupted; the copied objects stay, and the same command resumes")
+        render.say("interrupted; copied objects are kept, and the same command resumes")
         ctx.exit(EXIT_INTERRUPTED)
     if as_json:
         render.print_json(sync_object(result))
@@ -134,7 +136,7 @@ def sync_object(result: SyncResult) -> JsonObject:
 
 
 def sync_lines(result: SyncResult, *, dry: bool) -> list[str]:
-    """Return the summary, and what did not go well."""
+    """Return the summary and the failures."""
     seconds = max(result.seconds, 1e-9)
     verb = "would be copied" if dry else "copied"
     rate = f" ({result.num_copied / seconds:,.0f} objects/s, {format_bytes(result.bytes_copied / seconds)}/s)"
@@ -148,15 +150,15 @@ def sync_lines(result: SyncResult, *, dry: bool) -> list[str]:
             parts.append(f"{count:,} {'would be ' if dry else ''}deleted at the {where}")
     lines = ["; ".join(parts)]
     if result.full:
-        lines.append(f"no room for more: {result.full}")
+        lines.append(f"the destination is full: {result.full}")
     lines += [failure.message for failure in result.failures[:_MOST_FAILURES]]
     if result.num_failed:
-        lines.append(f"{format_count(result.num_failed, 'object')} failed; the same command tries again")
+        lines.append(f"{format_count(result.num_failed, 'object')} failed; run the same command to try again")
     return lines
 
 
 class SyncBar:
-    """A progress bar on stderr: the total grows while the listings run."""
+    """Progress bar on stderr, whose total grows while the origins are listed."""
 
     def __init__(self) -> None:
         columns = (

@@ -1,4 +1,4 @@
-"""Text for terminals; imports nothing of prefeed, for every command needs it."""
+"""Escapes and masks text for terminals. Imports nothing of prefeed, because every command imports this module."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from typing import Final
 
 _USER: Final = re.compile(r"""(:/{1,2})(?:[^\s'"@/:]*:(?!\d+/)[^\s'"@]*|[^\s'"@/]+)@""")
-"""What stands before the host of a URL; a key may hold a slash, and a port is none. One slash: a URL taken for a path."""
+"""User and key in front of the host of a URL. A key may contain a slash. A URL that was parsed as a path has one slash."""
 
 _QUERY: Final = re.compile(r"""(:/{1,2}[^\s'"?]+\?)[^\s'"]+""")
 
 
 def printable(text: object) -> str:
-    """Return a text that can be printed: bytes of a path that are no UTF-8 are shown as ``\\udcff`` rather than not at all."""
+    """Escape bytes of a path that are not UTF-8, as ``\\udcff``, so that the text can be printed."""
     return str(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def masked(text: str) -> str:
-    """Return the text of a message with ``***`` in place of users, keys and parameters of the URLs in it: people mistype commands."""
+def mask_secrets(text: str) -> str:
+    """Replace users, keys and parameters of the URLs in a message by ``***``, because messages repeat mistyped commands."""
     return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))

@@ -1,4 +1,4 @@
-"""URLs as people type them."""
+"""Resolves URLs and paths that users type."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ONE_SLASH: Final = re.compile(r"(?P<scheme>s3|gs|az|https?|file):/+")
 
 
 def absolute_url(text: str) -> str:
-    """Return a URL as it is and a path as an absolute one: the server runs in another directory.
+    """Make a path absolute, because the server runs in another directory. URLs are not changed.
 
     Raises:
-        JobSpecError: It is a URL with credentials in it, which lists of processes show.
-        UnknownSchemeError: It is no path, and almost a URL: ``s3:/bucket``.
+        JobSpecError: The URL contains credentials, which `ps` would show.
+        UnknownSchemeError: The text is a mistyped URL, such as ``s3:/bucket``.
     """
     refuse_credentials(text)
     if text.startswith(BLOCKS) and "://" not in text:
@@ -34,9 +34,9 @@ def absolute_url(text: str) -> str:
 
 
 def located(text: str, config: Config) -> tuple[str, Config]:
-    """Return where the data of a URL, a path or a name of a sample set is, and the settings of the node that caches it.
+    """Resolve a URL, path or sample set to the URL of its data and the settings of the node that caches it.
 
     Raises:
-        SampleSetNotFoundError: There is no such set.
+        SampleSetNotFoundError: The set does not exist.
     """
     return resolve(absolute_url(text), config)

@@ -25,12 +25,12 @@ from prefeed.errors import PrefeedError
 from prefeed.types import EpochWait, PlanInfo, ServerStatus, Statistics
 
 ANSWER_SECONDS: Final = 5.0
-"""Time that a server gets for an answer, before the screen reports that the server does not answer."""
+"""Maximum wait for a reply, in seconds, before the screen reports that the server does not reply."""
 
 _BAR: Final = 16
 _MAX_DATA: Final = 40
 _WAITS_MUCH: Final = 0.05
-"""Share of an epoch from which a wait is shown in yellow, and twice of it in red; ``prefeed doctor`` has the same limit."""
+"""Share of an epoch from which a wait is shown in yellow, and twice of it in red. ``prefeed doctor`` uses the same limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def frame(sample: Sample, rates: Rates | None) -> RenderableType:
 
 
 def trouble(err: PrefeedError) -> RenderableType:
-    """Render the reason for which there is no sample."""
+    """Render the reason why no sample is available."""
     return Text(f"{time.strftime('%H:%M:%S')}  {printable(str(err))}", style="yellow")
 
 

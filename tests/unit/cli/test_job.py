@@ -83,7 +83,7 @@ def test_a_failure_ends_with_1(run: Run, source: Path, tmp_path: Path) -> None:
     result = run(None, "sync", str(source), str(tmp_path / "t"))
 
     assert result.exit_code == 1
-    assert "10 objects failed; the same command tries again" in result.stdout
+    assert "10 objects failed; run the same command to try again" in result.stdout
 
 
 def test_a_dry_run_says_what_it_would_do(run: Run, source: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_jobs_that_remove_want_a_yes(run: Run, source: Path, tmp_path: Path) -> 
 
     asked = run(None, "job", "apply", "-f", file)
     assert (asked.exit_code, tree(source)) == (2, FILES)
-    assert "10 files, 9.8 KiB will be removed at the origin permanently" in asked.stderr
+    assert "10 files, 9.8 KiB will be deleted permanently at the origin" in asked.stderr
     assert run(None, "job", "apply", "-f", file, "--yes").exit_code == 0
     assert len(tree(source)) == 20
 

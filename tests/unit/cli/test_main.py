@@ -22,7 +22,7 @@ from prefeed.cli import main
 from prefeed.cli.examples import EXAMPLES
 from prefeed.cli.main import COMMANDS, ENTRY_POINTS, FROM_BENCH, cli
 from prefeed.cli.stage import COPY
-from prefeed.cli.text import masked
+from prefeed.cli.text import mask_secrets
 from prefeed.errors import AccessDeniedError
 
 pytestmark = pytest.mark.usefixtures("sandbox")
@@ -104,7 +104,7 @@ def test_a_command_of_the_benchmarks_says_what_to_install(brought, run, name: st
 
     assert ended.exit_code == 1
     assert ended.stdout == ""
-    assert ended.stderr == f"prefeed: `prefeed {name}` comes with another package: pip install prefeed-bench\n"
+    assert ended.stderr == f"prefeed: `prefeed {name}` needs the package prefeed-bench: pip install prefeed-bench\n"
 
 
 def test_a_command_of_another_distribution_is_run_and_listed(brought, run) -> None:
@@ -239,7 +239,7 @@ def test_keys_of_a_mistyped_url_are_masked(run, arguments: list[str]) -> None:
     ],
 )
 def test_texts_without_keys_are_left_as_they_are(text: str) -> None:
-    assert masked(text) == text
+    assert mask_secrets(text) == text
 
 
 def test_the_json_file_of_a_program_is_no_json_of_the_command(run) -> None:

@@ -67,7 +67,7 @@ def test_index_of_others(run: Run, tmp_path: Path) -> None:
     [
         (("src",), "give OUT and --format, or --index"),
         (("src", "out"), "give --format, or --index"),
-        (("src", "--index", "--shuffle", "1"), "--index packs nothing"),
+        (("src", "--index", "--shuffle", "1"), "--index does not pack"),
     ],
 )
 def test_options_that_do_not_fit(run: Run, arguments: tuple[str, ...], words: str) -> None:
@@ -96,9 +96,9 @@ def result(**changed: int) -> PackResult:
 def test_summaries() -> None:
     assert result_lines(result(), None) == ["10 objects, 2.0 KiB packed into 2 data files in 1.5 s"]
     assert result_lines(result(packed=4, kept=6), None) == [
-        "4 objects packed in 1.5 s, 6 were packed already: 10 objects, 2.0 KiB in 2 data files"
+        "4 objects packed in 1.5 s, 6 were already packed: 10 objects, 2.0 KiB in 2 data files"
     ]
     assert result_lines(result(packed=0, kept=10), None) == [
-        "packed already: 10 objects, 2.0 KiB in 2 data files; nothing has changed"
+        "already packed: 10 objects, 2.0 KiB in 2 data files; nothing has changed"
     ]
     assert result_lines(result(), tuple("abcdefgh"))[1:] == ["8 objects damaged:", *"abcde", "and 3 more"]

@@ -119,7 +119,7 @@ def test_warm_lines_of_nothing_new() -> None:
 
 def test_clear_lines() -> None:
     assert render.clear_lines(ClearResult(entries=1, bytes=10)) == ["1 entry freed, 10 B"]
-    assert render.clear_lines(ClearResult(entries=0, bytes=0)) == ["nothing to free: nothing below it is cached"]
+    assert render.clear_lines(ClearResult(entries=0, bytes=0)) == ["nothing to free: no object of it is cached"]
 
 
 def test_print_rows_keeps_a_long_path_on_one_line_and_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,10 +163,10 @@ def test_how_an_origin_is_read_has_a_row() -> None:
     statistics = replace(STATISTICS, origins=(quick, slow, OriginReads(origin="s3://bucket/a", in_place=False)))
     assert [value for name, value in render.statistics_rows(statistics)[1] if name == "reads"] == [
         (
-            "/data: in place, storage is quick (an open waits 0.4 µs, a question waits 0.25 ms); in place so far: 1,000 samples, "
+            "/data: direct reads, storage is quick (open 0.4 µs, server round trip 0.25 ms); direct reads so far: 1,000 samples, "
             "about 2,000 files, 3.0 MiB"
         ),
-        "/mnt: through the cache, storage is slow (an open waits 5.00 ms); in place so far: 1 sample, about 1 file",
+        "/mnt: through the cache, storage is slow (open 5.00 ms); direct reads so far: 1 sample, about 1 file",
         "s3://bucket/a: through the cache",
     ]
     found = render.statistics_object(statistics)["origins"]

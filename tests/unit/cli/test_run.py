@@ -87,7 +87,7 @@ def test_code_and_standard_input(start) -> None:
 def test_a_python_that_would_not_find_prefeed_is_refused(run, python: str, line: str) -> None:
     refused = run(None, "run", *python.split(), *line.split())
     assert refused.exit_code == 2
-    assert "keeps Python from finding prefeed: leave out -E, -I and -S" in refused.stderr
+    assert "disables prefeed: leave out -E, -I and -S" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_path_of_a_command(
         (["--memory", "much", "x.py"], "'much' is not a size"),
         (["--report-interval", "x", "x.py"], "'x' is not a number"),
         (["--nonsense", "x.py"], "no such option"),
-        (["no-such-command", "x.py"], "there is neither a file nor a command 'no-such-command'\n"),
-        (["sh x.py"], "neither a file nor a command 'sh x.py'; give its arguments as words of their own"),
-        (["./no-such-command"], "neither a file nor a command './no-such-command'"),
+        (["no-such-command", "x.py"], "no such file or command: 'no-such-command'\n"),
+        (["sh x.py"], "no such file or command: 'sh x.py'; pass its arguments as separate words"),
+        (["./no-such-command"], "no such file or command: './no-such-command'"),
         (["--root", "/a:/b", "x.py"], "cannot be named"),
         (["--json", "/tmp", "x.py"], "cannot write /tmp: name a file"),
     ],

@@ -95,7 +95,7 @@ def test_a_set_from_its_document_to_its_end(
     assert list((sandbox.root / "disk").iterdir()) == []
     assert list((sandbox.home / "samplesets").iterdir()) == [sandbox.home / "samplesets" / ".lock"]
     assert (origin / "train/a/1").read_bytes() == FILES["train/a/1"]
-    assert "there are no sample sets" in run(None, "sampleset", "list").stdout
+    assert "no sample sets" in run(None, "sampleset", "list").stdout
 
 
 def test_a_variable_that_was_missing_is_set_and_the_set_applied_again(
@@ -126,7 +126,7 @@ def test_commands_that_look_at_a_node_know_it_by_the_name_of_its_set(
     assert json.loads(counts.stdout)["budget_bytes"] <= 16 * 1024**2
     assert "there: imagenet" in run(None, "stats", "--home", "sampleset://image").stderr
     assert (
-        "each sample set has a server of its own: --home sampleset://NAME (there: imagenet)"
+        "each sample set has its own server; use --home sampleset://NAME (sample sets: imagenet)"
         in run(None, "stats").stderr
     )
     run(None, "server", "stop", "--home", "sampleset://imagenet")

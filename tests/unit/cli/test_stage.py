@@ -121,7 +121,7 @@ def test_a_copy_of_another_node_is_not_gone(run, origin: Path) -> None:
         run(None, "stage", str(origin))
         assert "complete" in run(None, "stage", "list").stdout
         run(None, "stage", "delete", "--all")
-    assert "gone" in run(None, "stage", "list").stdout
+    assert "missing" in run(None, "stage", "list").stdout
 
 
 def test_list_and_unstage(run, origin: Path, sandbox: Sandbox) -> None:
@@ -146,7 +146,7 @@ def test_a_copy_that_is_gone_is_listed_so(run, origin: Path) -> None:
     path = Path(run(None, "stage", str(origin)).stdout.removesuffix("\n"))
     shutil.rmtree(path.parent)
 
-    assert "gone; stage it again, or delete it to forget it" in run(None, "stage", "list").stdout
+    assert "missing; stage it again, or delete it to remove this line" in run(None, "stage", "list").stdout
 
 
 def test_a_memory_directory_on_disk_is_said(
@@ -191,7 +191,7 @@ def test_a_result_in_words() -> None:
     bad = StageResult(record=RECORD, plan=PLAN, summary=SUMMARY, failures=failures, is_usable=False)
     assert stage.result_lines(bad)[1:] == [
         "0 is bad", "1 is bad", "2 is bad", "3 is bad", "4 is bad", "and 2 more could not be copied",
-        "0 files missing, so there is no path to train from; the same command tries again",
+        "0 files missing, so the copy cannot be used; run the same command to try again",
     ]  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_a_result_in_words() -> None:
 def test_the_bar_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr("sys.stderr", terminal)
-    bar = stage.Bar()
+    bar = stage.StageBar()
     with bar.progress:
         bar.listing(10, 1000)
         bar.planned(PLAN)

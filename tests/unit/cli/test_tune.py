@@ -100,10 +100,10 @@ def test_loader_and_step(call: Tune, tuned: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tuned_module"], "names no function"),
-        (["tuned_module:"], "names no function"),
-        (["absent.py:make_loader"], "no file absent.py"),
-        (["absent_module:make_loader"], "no module 'absent_module'"),
+        (["tuned_module"], "is not a function"),
+        (["tuned_module:"], "is not a function"),
+        (["absent.py:make_loader"], "no such file: absent.py"),
+        (["absent_module:make_loader"], "cannot find module 'absent_module'"),
         (["tuned_module:absent"], "has no function absent"),
         (["tuned_module:number"], "has no function number"),
         (["tuned_module:nothing"], "returned NoneType; return a DataLoader"),
@@ -128,7 +128,7 @@ def test_what_the_module_needs_and_is_not_there(call: Tune, tmp_path: Path) -> N
         f'  File "{tmp_path / "tuned_module.py"}", line 1, in <module>',
         "    import absent_thing",
         "ModuleNotFoundError: No module named 'absent_thing'",
-        "prefeed: nothing was tuned: tuned_module:make_loader, its loader or its step raised ModuleNotFoundError",
+        "prefeed: cannot tune: tuned_module:make_loader, its loader or its step raised ModuleNotFoundError",
     ]
 
 
@@ -149,7 +149,7 @@ def test_what_the_users_function_raises(call: Tune, tmp_path: Path) -> None:
     assert "ZeroDivisionError: division by zero" in result.stderr
     assert result.stderr.splitlines()[-2:] == [
         "ValueError: no data",
-        "prefeed: nothing was tuned: tuned_module:make_loader, its loader or its step raised ValueError",
+        "prefeed: cannot tune: tuned_module:make_loader, its loader or its step raised ValueError",
     ]
 
 
