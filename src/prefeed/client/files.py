@@ -13,7 +13,7 @@ from prefeed.client.large_files import LargeFiles
 from prefeed.client.lending import CostMeter, Lent
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import PassedThroughError, PrefeedError, SourceError
-from prefeed.interception.asking import Answer, Carried, carry, outside
+from prefeed.interception.asking import Answer, InheritedReader, carry, outside
 from prefeed.sources.mounts import Roots
 from prefeed.sources.written import WrittenFiles
 
@@ -74,7 +74,7 @@ class SampleFiles:
     def sample(self, *samples: Any) -> Iterator[None]:
         """Inside it, these samples are being made, one as a rule; several by a dataset that makes batches."""
         sample = self._sample = _Sample(*samples)
-        in_threads = Carried(_InThreads(self, sample))
+        in_threads = InheritedReader(_InThreads(self, sample))
         before = carry(in_threads)
         outside.counting = self._own_threads
         try:

@@ -89,7 +89,7 @@ class Storages:
 
 
 class LentBlocks:
-    """A large file whose parts are read through the node's cache: an ``interception.asking.LentFile``.
+    """A large file whose parts are read through the node's cache: an ``interception.asking.CachedFileView``.
 
     All bytes are of the version that it had when it was opened.
 

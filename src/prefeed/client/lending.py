@@ -14,7 +14,7 @@ from prefeed.store.reader import StoredValue
 
 
 class Lent:
-    """A file opened by path whose bytes the tier has: an ``interception.protocol.LentFile``.
+    """A file opened by path whose bytes the tier has: an ``interception.asking.CachedFileView``.
 
     Args:
         value: Its bytes.

@@ -1,17 +1,17 @@
-"""Answers reads of files by path from a ``FileReader`` while a sample is made.
+"""Reads files from a ``FileReader`` instead of the file system while a sample is computed.
 
-``reads_from(reader)`` is in force in the thread that entered it; ``answer_everywhere(reader)`` everywhere else. ``open``,
-``numpy.fromfile``, ``cv2.imread`` and torchvision's ``read_file`` ask the reader for the bytes of a file. If it does not have them,
-the file itself is opened. Pillow, ``pathlib``, ``numpy.load``, ``torch.load``, ``json`` and ``gzip`` read through ``open``.
-``observe_writes`` registers an observer of the files that this process changes. Results look the same as those of the
-original functions. A reader that is a ``Witness`` is also told of files that Python opens by other functions.
+Replaces ``open``, ``numpy.fromfile``, ``cv2.imread`` and torchvision's ``read_file``. The replacements request the bytes of a file
+from the reader, and call the original function if the reader does not have them. Pillow, ``pathlib``, ``numpy.load``, ``torch.load``,
+``json`` and ``gzip`` read through ``open``. ``reads_from(reader)`` sets the reader of the current thread,
+``answer_everywhere(reader)`` that of all threads outside of such blocks. ``observe_writes`` registers an observer of the files that
+this process changes. Python also reports files that are opened by other functions to a reader that is a ``Witness``.
 
-``reading``  functions that read files, above all ``open``: start reading here
-``writing``  functions that change files
-``events``   files that are opened by other functions
-``files``    the file objects that ``open`` returns
-``asking``   the reader of this thread, and the path to ask it for
-``threads``  functions that give a sample's work to threads
+``reading``  replacements of functions that read files, such as ``open``: start reading here
+``writing``  replacements of functions that change files
+``events``   audit hook for files that other functions open
+``files``    file objects that the replaced ``open`` returns
+``asking``   reader of the current thread, and path resolution
+``threads``  replacements of functions that start threads, which inherit the reader of a sample
 ``scope``    installs the replacements, and restores the originals
 """
 

@@ -1,4 +1,8 @@
-"""Who is asked in this thread, for what, by which path, and what every replacement has in common."""
+"""Reader of the current thread, path resolution, and the base class of replacements.
+
+Each thread has at most one ``FileReader``: that of its innermost scope, else that of the sample that has started the thread, else
+the reader of all threads. ``ask`` requests a file from it. Start with ``FileReader`` and ``ThreadReader``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def path_name(file: Any) -> str | bytes | None:
-    """Return the name that an open file would have, or None for what is no path: a descriptor, a wrong type."""
+    """Return the path as ``open`` would report it, or None if the argument is not a path."""
     if type(file) is str:
         return file
     try:
@@ -27,10 +31,12 @@ def path_name(file: Any) -> str | bytes | None:
 
 
 def absolute_path(name: str | bytes) -> str | None:
-    """Return the path that a reader is asked for, or None: only the kernel can tell which file is meant.
+    """Resolve a path to an absolute one, without looking at the file system.
 
-    ``..`` after a named directory is not resolved: the directory may be a symbolic link. Leading ones are, since
-    the working directory is a physical path.
+    Resolves leading ``..``, because the working directory is a physical path.
+
+    Returns:
+        None if only the kernel can resolve the path, for example if ``..`` follows a directory that may be a symbolic link.
     """
     text = name if isinstance(name, str) else os.fsdecode(name)
     if "\0" in text or not text or text[-1] == "/":
@@ -56,7 +62,7 @@ def _below_working_directory(text: str) -> str | None:
         directory = os.getcwd()
     except OSError:
         return None
-    if not directory.startswith("/") or directory.startswith("//"):  # "(unreachable)/…": outside this root
+    if not directory.startswith("/") or directory.startswith("//"):  # "(unreachable)/…" is outside of this root.
         return None
     if text[0] != "." and "/." not in text and "//" not in text and directory != "/":
         return f"{directory}/{text}"
@@ -73,10 +79,10 @@ def _below_working_directory(text: str) -> str | None:
     return "/" + "/".join(above[: max(0, len(above) - num_up)] + named)
 
 
-class LentFile(Protocol):
-    """Bytes of a file that stay where they are: what is read of them is copied then, and costs what it is long.
+class CachedFileView(Protocol):
+    """View of the cached bytes of a file. Each read copies only the part that it returns.
 
-    **Threads and processes.** Any thread, and a forked child. Lives as long as somebody has it.
+    **Threads and processes.** Any thread, and a forked child. **Ownership**: valid as long as it is referenced.
     """
 
     def __len__(self) -> int:
@@ -84,35 +90,35 @@ class LentFile(Protocol):
         ...
 
     def read_into(self, start: int, target: memoryview) -> int | None:
-        """Copy a part; return how many bytes, fewer at the end; None: they are there no more."""
+        """Copy a part, shorter at the end, and return its size; None if the bytes were freed."""
         ...
 
     def read(self, start: int, size: int) -> bytes | None:
-        """Return a part, shorter at the end; None: they are there no more."""
+        """Return a part, shorter at the end; None if the bytes were freed."""
         ...
 
     def are_of(self, descriptor: int) -> bool:
-        """Return True when an open file has the very bytes."""
+        """Return True if an open file is the version that was cached."""
         ...
 
     def close(self) -> None:
-        """Whoever reads it now is done; it may be read again."""
+        """Release the resources of the current reader. The view may be read again."""
         ...
 
 
-Answer: TypeAlias = "Buffer | LentFile"
-"""All bytes of a file, or where they are."""
+Answer: TypeAlias = "Buffer | CachedFileView"
+"""All bytes of a file, or a view of them."""
 
 
 class FileReader(Protocol):
-    """Has the bytes of some files.
+    """Source of the bytes of some files.
 
-    **Threads and processes.** Called in the thread that entered ``reads_from`` with it, and in a fork of that
-    thread. While it is being asked, files that it opens itself are not answered by it.
+    **Threads and processes.** Called in the thread that has entered ``reads_from`` with the reader, and in forks of that thread.
+    Files that the reader opens during a call are opened as usual.
     """
 
     def may_have(self, path: str) -> bool:
-        """Return False when ``read_file`` would return None: at once, for it is asked for every file that is opened.
+        """Return False if ``read_file`` would return None. Must be fast, because it is called for each opened file.
 
         Args:
             path: As for ``read_file``.
@@ -120,21 +126,24 @@ class FileReader(Protocol):
         ...
 
     def read_file(self, path: str) -> Answer | None:
-        """Return all bytes of the file, or what lends them, or None: the caller opens it.
+        """Return all bytes of the file or a view of them.
 
-        Never raises on account of the file: None lets the caller meet the error in Python's own words.
+        Never raises because of the file.
 
         Args:
-            path: Absolute and without ``.``, ``..`` or doubled slashes; symbolic links are as the caller named them.
+            path: Absolute path without ``.``, ``..`` or doubled slashes. Symbolic links are not resolved.
+
+        Returns:
+            None if the caller is to open the file, which also raises Python's own error for a file that cannot be read.
         """
         ...
 
 
-class Carried:
-    """The reader of a sample, for threads and tasks that the sample starts.
+class InheritedReader:
+    """Reader of a sample, inherited by threads and tasks that the sample starts.
 
     Attributes:
-        reader: Asked until the sample is made; then None.
+        reader: Reader of the sample; None after the sample was computed.
     """
 
     __slots__ = ("reader",)
@@ -143,18 +152,18 @@ class Carried:
         self.reader: FileReader | None = reader
 
 
-_carried: ContextVar[Carried | None] = ContextVar("prefeed_reader", default=None)
+_carried: ContextVar[InheritedReader | None] = ContextVar("prefeed_reader", default=None)
 """A context variable, because ``asyncio`` and ``anyio`` copy those into the tasks and threads that they start."""
 
 
-def carried() -> Carried | None:
-    """Return the reader of the sample that has started this thread; None if no sample did, or the sample is made."""
+def carried() -> InheritedReader | None:
+    """Return the inherited reader of this thread; None if there is no such reader, or its sample was computed."""
     found = _carried.get()
     return None if found is None or found.reader is None else found
 
 
-def carry(found: Carried | None) -> Carried | None:
-    """Set the reader that this thread has outside of scopes, and that ``asyncio`` and ``threads`` pass on; return the previous one."""
+def carry(found: InheritedReader | None) -> InheritedReader | None:
+    """Set the inherited reader of this thread, which new threads and tasks inherit in turn, and return the previous one."""
     before = _carried.get()
     _carried.set(found)
     return before
@@ -162,8 +171,8 @@ def carry(found: Carried | None) -> Carried | None:
 
 @contextmanager
 def carrying(reader: FileReader) -> Iterator[None]:
-    """Pass a reader on to the threads that this one starts, until the end of the block."""
-    found = Carried(reader)
+    """Let threads that start in this block inherit a reader."""
+    found = InheritedReader(reader)
     before = carry(found)
     try:
         yield
@@ -173,11 +182,11 @@ def carrying(reader: FileReader) -> Iterator[None]:
 
 
 class _OutsideOfScopes:
-    """Finds the reader of a thread that is inside no scope: that of the sample that has started it, else the one of all threads.
+    """Descriptor that finds the reader of a thread outside of scopes: the inherited one, else the one of all threads.
 
     Attributes:
-        everywhere: Reader of all threads; None if there is none.
-        counting: Reader of last resort while a sample is made. It has no file, and counts those that it is requested for.
+        everywhere: Reader of all threads, or None.
+        counting: Fallback during samples, which has no files and only counts requests; or None.
     """
 
     everywhere: FileReader | None = None
@@ -193,13 +202,13 @@ class _OutsideOfScopes:
 outside = _OutsideOfScopes()
 
 
-class Asking(threading.local):
-    """State of one thread.
+class ThreadReader(threading.local):
+    """Reader and scopes of one thread.
 
     Attributes:
-        reader: Who is asked; None: everything is opened as usual.
-        depth: Scopes that this thread is inside.
-        kept: Blocks that it is inside in which replacements stay in place, scope or no scope.
+        reader: Reader that serves this thread; None to open all files as usual.
+        depth: Number of scopes that this thread has entered and not left.
+        kept: Number of ``kept_in_place`` blocks that this thread has entered and not left.
     """
 
     reader: FileReader | None = outside  # type: ignore[assignment]
@@ -207,17 +216,17 @@ class Asking(threading.local):
     kept = 0
 
 
-asking = Asking()
+asking = ThreadReader()
 
-NOBODY: Any = object()
-"""Stands for the reader of a thread that is inside no scope."""
+NO_READER: Any = object()
+"""Marks a thread without a reader of its own, outside of scopes."""
 
 
 def set_reader(reader: FileReader | None) -> Any:
-    """Set the reader of this thread; ``NOBODY`` removes it, as outside of scopes. Return the previous one."""
+    """Set the reader of this thread and return the previous one. ``NO_READER`` removes the reader, as outside of scopes."""
     own = vars(asking)
-    before = own.get("reader", NOBODY)
-    if reader is NOBODY:
+    before = own.get("reader", NO_READER)
+    if reader is NO_READER:
         own.pop("reader", None)
     else:
         own["reader"] = reader
@@ -225,16 +234,16 @@ def set_reader(reader: FileReader | None) -> Any:
 
 
 def whereabouts() -> str:
-    """Describe this thread: it makes a sample, or a sample started it; it is another one in the meantime; or no sample is made."""
+    """Describe this thread for reports: whether it computes a sample, runs next to one, or no sample is computed."""
     if asking.depth > 0 or carried() is not None:
         return "in samples"
     return "outside of samples" if outside.counting is None else "in threads of its own"
 
 
 def ask(path: str) -> Answer | None:
-    """Return the bytes of a file, or what lends them, from this thread's reader.
+    """Request a file from the reader of this thread.
 
-    What the reader opens meanwhile is not answered.
+    Files that the reader itself opens in the meantime are opened as usual.
     """
     reader: FileReader | None = asking.reader
     if reader is None:
@@ -247,7 +256,7 @@ def ask(path: str) -> Answer | None:
 
 
 def ask_whole(path: str) -> Buffer | None:
-    """Return all bytes of a file from this thread's reader, for who has no use for a part."""
+    """Request all bytes of a file from the reader of this thread."""
     found = ask(path)
     if found is None or isinstance(found, bytes | bytearray | memoryview):
         return found
@@ -258,7 +267,7 @@ def ask_whole(path: str) -> Buffer | None:
 
 
 def call_unanswered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call without asking anything: a function that opens files by itself would ask a second time."""
+    """Call a function without a reader, so that it does not request the same file a second time."""
     before = set_reader(None)
     try:
         return function(*args, **kwargs)
@@ -267,17 +276,17 @@ def call_unanswered(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 class Replacement:
-    """Stands in for one function; the bound method is what is put in its place.
+    """Base class of replacements. A bound method of an instance replaces the original function.
 
-    A bound method and no plain function: like the built-in that it replaces, it stays itself when a class has it
-    as an attribute. It pickles as the function of that name, with or without prefeed on the other side.
+    A bound method is used because, unlike a plain function, it does not bind again as an attribute of a class, just like the
+    built-in that it replaces. It is pickled as the original function, so that the receiver does not need prefeed.
 
     Attributes:
-        original: What is called for all that is not answered; never changes, so that replacements of replacements
-            cannot form a ring.
+        original: Function that is called if the reader does not have the file. It never changes, so that replacements of
+            replacements cannot form a cycle.
     """
 
-    home = "io"  # module where a pickled reference is looked up
+    home = "io"  # Module in which unpickling looks up the function.
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
@@ -287,7 +296,7 @@ class Replacement:
 
 
 def original_of(function: Any) -> Any:
-    """Return the function beneath ours, or the function itself."""
+    """Return the original of a replacement, or the function itself."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, Replacement):
         return owner.original

@@ -1,7 +1,7 @@
-"""Files that are opened past every replacement: Python tells of each ``open`` that it does itself, from any caller.
+"""Audit hook that reports files that are opened without a replacement.
 
-``io.open`` that somebody bound before it was replaced (numpy's ``DataSource`` does), ``os.open``, a descriptor that was
-opened before. What C libraries open by themselves is not told: HDF5, LMDB, video readers.
+Python raises an audit event for each file that it opens: with ``os.open``, by descriptor, or with an ``io.open`` that was bound
+before it was replaced, as in numpy's ``DataSource``. Files that C libraries open themselves raise none: HDF5, LMDB, video readers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from prefeed.interception.asking import absolute_path, asking
 
 @runtime_checkable
 class Witness(Protocol):
-    """A ``FileReader`` that also wants to know of files that it was not asked for."""
+    """``FileReader`` that is also notified of files that were not requested from it."""
 
     def saw(self, path: str) -> None:
-        """A file is being opened.
+        """Record that a file is being opened.
 
         Args:
-            path: Absolute; it may go up and through symbolic links, as the system allows.
+            path: Absolute path, which may contain ``..`` and symbolic links.
         """
         ...
 
     def saw_unknown(self) -> None:
-        """A file is being opened that cannot be identified."""
+        """Record that a file is being opened whose path is unknown."""
         ...
 
 
@@ -40,15 +40,15 @@ _OWN: Final = (
     *(f"{_PREFEED}{room}{os.sep}" for room in _ROOMS),
     *(f"{_PREFEED}{name}.py" for name in _MODULES),
 )
-"""Code that is imported, and what opens files for itself or for a reader: none of them belongs to a sample."""
+"""Prefixes of source files whose opens are not reported, because they belong to imports or to prefeed and not to a sample."""
 
 _is_watching = False
 
 
 def watch_opens() -> None:
-    """From now on, the one in charge of a thread, if it is a ``Witness`` hears of files opened there. Idempotent.
+    """Notify the reader of a thread, if it is a ``Witness``, of the files that are opened there. Idempotent.
 
-    For good, in this process and those that it forks, and at a price: 0.16 us for each event that Python tells of, such as ``id``.
+    Cannot be undone, in this process and its forks, and costs 0.16 us per audit event, including events such as ``id``.
     """
     global _is_watching
     if not _is_watching:
@@ -57,7 +57,7 @@ def watch_opens() -> None:
 
 
 def tell(name: Any) -> None:
-    """A file of this name is being opened, in a way that is not asked about."""
+    """Notify the reader of this thread of a file that is opened without it."""
     reader: Any = asking.reader
     if isinstance(reader, Witness):
         path = _path_of(name)
@@ -75,14 +75,14 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
         return
     try:
         is_told = _heard_open(*arguments) if event == "open" else _heard_connect(*arguments)
-    except Exception:  # noqa: BLE001 - whatever is raised here is raised by the user's ``open``
+    except Exception:  # noqa: BLE001 - an error here would be raised by the user's ``open``
         is_told = False
     if not is_told:
         reader.saw_unknown()
 
 
 def _heard_open(name: Any, mode: Any, flags: Any) -> bool:
-    """Tell of a file, unless it is none that a sample is made of; False when it cannot be identified."""
+    """Report a file unless it cannot be an input of a sample. Return False if its path is unknown."""
     if type(flags) is int and flags & os.O_ACCMODE == os.O_WRONLY:
         return True
     caller: FrameType | None = sys._getframe(2)
@@ -91,7 +91,7 @@ def _heard_open(name: Any, mode: Any, flags: Any) -> bool:
     if caller is not None and caller.f_code.co_filename.startswith(_OWN):
         return True
     if mode is None and not os.path.isabs(name):
-        return False  # os.open: below which directory is not told
+        return False  # os.open: the event does not contain the directory.
     tell(name)
     return True
 
@@ -103,7 +103,7 @@ def _heard_connect(name: Any) -> bool:
 
 
 def _path_of(name: Any) -> str | None:
-    """Return the path of a file by its name or descriptor; "" for what is no file, None when it cannot be told."""
+    """Return the path of a file by its name or descriptor; "" if it is not a file, None if the path is unknown."""
     try:
         text = os.readlink(f"/proc/self/fd/{name}") if type(name) is int else os.fsdecode(os.fspath(name))
         if type(name) is int:

@@ -1,4 +1,8 @@
-"""Open files whose bytes are in memory: a copy of all of them, or parts of what a ``FileReader`` lends."""
+"""File objects over cached bytes, which behave like files opened with ``"rb"``.
+
+``ServedFile`` has a copy of all bytes. ``PartlyReadFile`` copies parts of a cached view on demand. Both open the real file if a
+caller needs a descriptor.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prefeed.interception.asking import Answer, LentFile
+from prefeed.interception.asking import Answer, CachedFileView
 
 if TYPE_CHECKING:
     from prefeed.types import Buffer
@@ -17,11 +21,10 @@ else:
     _Base = object
 
 
-class _AsOpened(_Base):
-    """What a file in memory has in common with the file of that name, opened with ``"rb"``.
+class _CachedFile(_Base):
+    """Base class of cached files, with the interface of a file opened with ``"rb"``.
 
-    Who asks for a descriptor (``mmap``, ``numpy.memmap``, a child's standard input) gets one of the real file, opened
-    then and not before.
+    The real file is opened on the first request for a descriptor, for example by ``mmap``, ``numpy.memmap`` or ``subprocess``.
     """
 
     name: str | bytes
@@ -30,7 +33,7 @@ class _AsOpened(_Base):
     _file_position: int
 
     def _is_of(self, name: str | bytes, path: str) -> None:
-        """Take name and path; the first thing that is done."""
+        """Set name and path. Must be called first."""
         self.name = name
         self._path = path
         self._file = None
@@ -38,18 +41,18 @@ class _AsOpened(_Base):
 
     @property
     def mode(self) -> str:
-        """As an open file says."""
+        """Mode of the file, always ``"rb"``."""
         return "rb"
 
     @property
     def raw(self) -> io.FileIO:
-        """The real file, where this one stands."""
+        """The real file, at the position of this one."""
         if self.closed:
             raise ValueError("I/O operation on closed file.")
         if self._file is None:
             self._file = self._real_file()
         position = self.tell()
-        if position != self._file_position:  # else the holder of the descriptor moves it
+        if position != self._file_position:  # Otherwise keep the position that the user of the descriptor has set.
             self._file.seek(position)
             self._file_position = position
         return self._file
@@ -58,18 +61,18 @@ class _AsOpened(_Base):
         return io.FileIO(self._path)
 
     def fileno(self) -> int:
-        """Return a descriptor of the real file, positioned as this one when it was last moved."""
+        """Return a descriptor of the real file, at the position of this one."""
         return self.raw.fileno()
 
     def detach(self) -> Any:
-        """Return the real file; this one is of no use afterwards."""
+        """Return the real file and close this one."""
         raw = self.raw
         self._file = None
         self.close()
         return raw
 
     def close(self) -> None:
-        """Close both."""
+        """Close this file and the real one."""
         if self._file is not None:
             self._file.close()
         super().close()
@@ -99,13 +102,13 @@ class _AsOpened(_Base):
         return f"<_io.BufferedReader name={self.name!r}>"
 
 
-class ServedFile(_AsOpened, io.BytesIO):
-    """Bytes in memory that behave as the file of that name does when it is opened with ``"rb"``.
+class ServedFile(_CachedFile, io.BytesIO):
+    """Cached file whose bytes are all in memory.
 
     Args:
-        data: The file's bytes; ``bytes`` are shared, anything else is copied.
-        name: As the user gave it.
-        path: The same file, absolute: the working directory may change.
+        data: Content of the file. ``bytes`` are shared, other buffers are copied.
+        name: Path as given by the user.
+        path: Absolute path, because the working directory may change.
     """
 
     def __init__(self, data: Buffer, name: str | bytes, path: str) -> None:
@@ -120,14 +123,14 @@ class ServedFile(_AsOpened, io.BytesIO):
         return max(0, end - start)
 
     def peek(self, size: int = 0, /) -> bytes:
-        """Return some of what comes next without moving on."""
+        """Return some of the next bytes without moving the position."""
         start = self.tell()
         data = self.read(io.DEFAULT_BUFFER_SIZE)
         super().seek(start)
         return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move; before the start is an error, as in a file and unlike in memory."""
+        """Move the position. Unlike ``BytesIO``, raise ``OSError`` for positions before the start, as files do."""
         if self.closed:
             raise ValueError("I/O operation on closed file.")
         if whence == os.SEEK_SET:
@@ -146,20 +149,19 @@ class ServedFile(_AsOpened, io.BytesIO):
         return super().seek(base + offset)
 
 
-class PartlyReadFile(_AsOpened, io.BufferedIOBase):
-    """A large file that a ``FileReader`` lends, as the file of that name opened with ``"rb"``: reads cost what they read.
+class PartlyReadFile(_CachedFile, io.BufferedIOBase):
+    """Large cached file, whose reads copy only the parts that they return.
 
-    The first read, often the only one, copies its part and nothing else. Whatever comes after goes through a
-    ``BufferedReader``, whose methods then stand in for these. This is none itself: numpy takes those for files that have a
-    descriptor.
+    The first read, often the only one, copies its part directly. Later calls use a ``BufferedReader``, whose methods then replace
+    those of this object. This class does not derive from ``BufferedReader``, because numpy requests the descriptor of those.
 
     Args:
-        lent: The file's bytes.
-        name: As the user gave it.
-        path: The same file, absolute: the working directory may change.
+        lent: View of the cached bytes.
+        name: Path as given by the user.
+        path: Absolute path, because the working directory may change.
     """
 
-    def __init__(self, lent: LentFile, name: str | bytes, path: str) -> None:
+    def __init__(self, lent: CachedFileView, name: str | bytes, path: str) -> None:
         self._is_of(name, path)
         self._lent = lent
         self._position = 0
@@ -169,11 +171,11 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True after ``close``."""
         return self._is_closed
 
     def close(self) -> None:
-        """Close it, and the real file if there is one."""
+        """Close this file and, if open, the real file."""
         self._is_closed = True
         if self._file is not None:
             self._file.close()
@@ -182,7 +184,7 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
         self._lent.close()
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return that many bytes, fewer at the end; all that are left if it is None or negative."""
+        """Read at most ``size`` bytes; all remaining ones if ``size`` is None or negative."""
         if not self._has_given and not self._is_closed and type(size) is int and size > 0 and self._buffered is None:
             data = self._lent.read(self._position, size)
             if data is not None:
@@ -192,7 +194,7 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
         return self._reader().read(size)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move."""
+        """Move the position."""
         if self._buffered is None and not self._is_closed and type(offset) is int and type(whence) is int:
             start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._lent)}.get(whence)
             if start is not None and start + offset >= 0:
@@ -205,7 +207,7 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
         return self._reader().tell() if self._is_closed or self._buffered is not None else self._position
 
     def read1(self, size: int = -1, /) -> bytes:
-        """As of a ``BufferedReader``, like all that follow."""
+        """Read as ``BufferedReader`` does, like the methods below."""
         return self._reader().read1(size)
 
     def readinto(self, target: Any, /) -> int:
@@ -247,9 +249,9 @@ class PartlyReadFile(_AsOpened, io.BufferedIOBase):
         return found
 
     def _reader(self) -> io.BufferedReader:
-        """Return what stands in for this from now on: C from end to end."""
+        """Create the ``BufferedReader`` on first use, and replace the methods of this object by its methods in C."""
         if self._buffered is None:
-            source = _LentBytes(self._lent, self._path, self._position, has_given=self._has_given)
+            source = _RawCachedFile(self._lent, self._path, self._position, has_given=self._has_given)
             buffered = self._buffered = io.BufferedReader(source)
             vars(self).update({name: getattr(buffered, name) for name in _OF_BUFFERED})
             if self._is_closed:
@@ -263,10 +265,10 @@ _OF_BUFFERED = (
 )  # fmt: skip
 
 
-class _LentBytes(io.RawIOBase):
-    """What a ``PartlyReadFile`` is buffered from: lent bytes, or the real file when they are there no more."""
+class _RawCachedFile(io.RawIOBase):
+    """Raw file of a ``PartlyReadFile``: reads the cached view, or the real file if the cache has freed the bytes."""
 
-    def __init__(self, lent: LentFile, path: str, position: int, *, has_given: bool) -> None:
+    def __init__(self, lent: CachedFileView, path: str, position: int, *, has_given: bool) -> None:
         self._lent = lent
         self._path = path
         self._position = position
@@ -316,7 +318,7 @@ class _LentBytes(io.RawIOBase):
         return data if len(data) == size else data + super().readall()
 
     def real_file(self) -> io.FileIO:
-        """Return the real file, opened again, in the version that was read; raises as ``_open_real``."""
+        """Open the real file again, in the version that was read. Raises like ``_open_real``."""
         if self._real is not None:
             return io.FileIO(os.dup(self._real.fileno()))
         return _open_real(self._lent, self._path, has_given=self._has_given)
@@ -335,21 +337,21 @@ class _LentBytes(io.RawIOBase):
             raise ValueError("I/O operation on closed file.")
 
     def _same_file(self) -> int:
-        """Change to the real file, and return its descriptor.
+        """Switch to the real file, and return its descriptor.
 
         Raises:
-            OSError: Some bytes were given, and it is another file by now: as a network file system answers.
+            OSError: The file has changed since bytes of it were returned (``ESTALE``, as on network file systems).
         """
         if self._real is None:
             self._real = _open_real(self._lent, self._path, has_given=self._has_given)
         return self._real.fileno()
 
 
-def _open_real(lent: LentFile, path: str, *, has_given: bool) -> io.FileIO:
-    """Open the file that is lent.
+def _open_real(lent: CachedFileView, path: str, *, has_given: bool) -> io.FileIO:
+    """Open the real file of a cached view.
 
     Raises:
-        OSError: Some bytes were given, and it is another file by now: as a network file system answers.
+        OSError: The file has changed since bytes of it were returned (``ESTALE``, as on network file systems).
     """
     real = io.FileIO(path)
     if has_given and not lent.are_of(real.fileno()):
@@ -359,12 +361,12 @@ def _open_real(lent: LentFile, path: str, *, has_given: bool) -> io.FileIO:
 
 
 def opened_file(answer: Answer, name: str | bytes, path: str) -> ServedFile | PartlyReadFile:
-    """Return the file of that name, opened with ``"rb"``.
+    """Create the file object for a reply of a reader.
 
     Args:
-        answer: Its bytes.
-        name: As the user gave it.
-        path: The same file, absolute.
+        answer: Bytes of the file, or a view of them.
+        name: Path as given by the user.
+        path: Absolute path.
     """
     if isinstance(answer, bytes | bytearray | memoryview):
         return ServedFile(answer, name, path)
@@ -374,7 +376,7 @@ def opened_file(answer: Answer, name: str | bytes, path: str) -> ServedFile | Pa
 def as_text(
     file: ServedFile | PartlyReadFile, mode: str, encoding: str | None, errors: str | None, newline: str | None
 ) -> io.TextIOWrapper | None:
-    """Return the file as ``open`` gives it in a text mode, or None: ``open`` knows what is wrong with the arguments."""
+    """Wrap a file for a text mode; return None for wrong arguments, so that the original ``open`` raises the error."""
     try:
         text: Any = io.TextIOWrapper(file, encoding, errors, newline)
     except (LookupError, TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Functions that read files, answered by the reader: ``open``, ``numpy.fromfile``, ``cv2.imread``, torchvision's readers.
+"""Replacements of functions that read files: ``open``, ``numpy.fromfile``, ``cv2.imread`` and torchvision's readers.
 
-``open`` is answered where a file is opened for reading alone, and observers are told of where it may be written. The others
-read past Python, in C++.
+Each requests the file from the reader of the thread, and calls the original function if the reader does not have the file. ``open``
+uses the reader only for modes that do not write, and notifies observers of the others. Start with ``Opener``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from prefeed.interception.asking import Replacement, absolute_path, ask, ask_whole, asking, call_unanswered, path_name
 from prefeed.interception.events import tell
 from prefeed.interception.files import PartlyReadFile, ServedFile, as_text, opened_file
-from prefeed.interception.writing import Named, Telling, is_writing, observers
+from prefeed.interception.writing import FileArgument, WriteNotice, is_writing, observers
 
 if TYPE_CHECKING:
     from prefeed.types import Buffer
@@ -29,7 +29,7 @@ _TEXT = ("r", "rt", "tr")
 
 
 class Opener(Replacement):
-    """In place of ``open``."""
+    """Replacement of ``open``."""
 
     def open(
         self,
@@ -43,12 +43,12 @@ class Opener(Replacement):
         opener: Any = None,
     ) -> Any:
         if observers and mode not in {"rb", "r"} and is_writing(mode) and not isinstance(file, int):
-            with Telling(Named(file)):
+            with WriteNotice(FileArgument(file)):
                 return self.original(file, mode, buffering, encoding, errors, newline, closefd, opener)
         reader = asking.reader
         if (
             reader is not None
-            and not (  # the quick way out: most files that a sample opens besides its own
+            and not (  # Fast path for files that the reader does not have.
                 type(file) is str
                 and file[:1] == "/"
                 and "/." not in file
@@ -75,7 +75,7 @@ class Opener(Replacement):
         return self.original(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
 
-# What `help(open)` and `inspect.signature(open)` show is what they showed before.
+# Keep the results of `help(open)` and `inspect.signature(open)`.
 Opener.open.__doc__ = io.open.__doc__
 Opener.open.__module__ = io.open.__module__
 Opener.open.__qualname__ = "open"
@@ -104,7 +104,7 @@ _IN_MEMORY = (ServedFile, PartlyReadFile)
 
 
 class FromFile(Replacement):
-    """In place of ``numpy.fromfile``."""
+    """Replacement of ``numpy.fromfile``."""
 
     home = "numpy"
 
@@ -128,7 +128,7 @@ FromFile.fromfile.__annotations__.clear()
 
 
 def _served(file: Any, dtype: Any, count: Any, sep: Any, offset: Any) -> Any:
-    """Return the array, or None for what numpy has to say itself: text, errors, objects."""
+    """Read the array; return None for text, objects and errors, which numpy handles itself."""
     try:
         items, count, offset = np.dtype(dtype), operator.index(count), operator.index(offset)
     except (TypeError, ValueError):
@@ -145,7 +145,7 @@ def _served(file: Any, dtype: Any, count: Any, sep: Any, offset: Any) -> Any:
 
 
 def _from_file(file: ServedFile | PartlyReadFile, items: Any, count: int, offset: int) -> Any:
-    """Read as the C library would; what is left of an item at the end is read over when more was asked for."""
+    """Read as the C library does: if more items were requested than exist, an incomplete item at the end is skipped."""
     num_bytes = file.num_remaining() - offset
     if num_bytes < 0:
         return None
@@ -159,14 +159,14 @@ def _from_file(file: ServedFile | PartlyReadFile, items: Any, count: int, offset
     return array
 
 
-_COLOR_BGR = 1  # cv2's default flag
+_COLOR_BGR = 1  # The default flag of cv2.
 _UNCHANGED = -1
-_ORIENTATION = 0x0112  # tag of a TIFF
-_LOAD_GDAL = 8  # a reader that wants the file itself
+_ORIENTATION = 0x0112  # Tag of TIFF files.
+_LOAD_GDAL = 8  # GDAL opens the file itself.
 
 
 class ImRead(Replacement):
-    """In place of ``cv2.imread``."""
+    """Replacement of ``cv2.imread``."""
 
     home = "cv2"
 
@@ -181,7 +181,7 @@ class ImRead(Replacement):
 
 
 def imread_in_place_of(original: Callable[..., Any]) -> Any:
-    """Return what stands in for ``cv2.imread``."""
+    """Create the replacement of ``cv2.imread``."""
     ImRead.imread.__doc__ = original.__doc__
     ImRead.imread.__qualname__ = "imread"
     ImRead.imread.__module__ = getattr(original, "__module__", None) or "cv2"
@@ -189,7 +189,7 @@ def imread_in_place_of(original: Callable[..., Any]) -> Any:
 
 
 def _imread_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int] | None:
-    """Return file name and flags; None for a call that reads into an array of the caller's, or is wrong."""
+    """Return file name and flags; None for a wrong call, or one that reads into an array of the caller."""
     names = ("filename", "flags") if len(args) == 2 and args[1] is not None else ("filename", "dst", "flags")
     given = dict(zip(names, args, strict=False))
     if len(args) > len(names) or given.keys() & kwargs.keys():
@@ -207,7 +207,7 @@ def _decoded(file: Any, flags: int) -> Any:
     cv2 = sys.modules["cv2"]
     if type(file) is not str:
         try:
-            cv2.haveImageWriter(file)  # looks at the ending alone: does this version take bytes, a Path?
+            cv2.haveImageWriter(file)  # Raises if this version does not accept bytes or a Path.
         except (TypeError, cv2.error):
             return None
     data = _bytes_of(file)
@@ -220,13 +220,13 @@ def _decoded(file: Any, flags: int) -> Any:
 
 
 def _is_turned_tiff(data: Buffer) -> bool:
-    """Return True for a TIFF that is to be turned on its side: OpenCV 5.0 refuses it as a file, not as bytes (2026)."""
+    """Return True for a TIFF that is rotated by 90 degrees, which OpenCV 5.0 (2026) refuses as a file but not as bytes."""
     start = bytes(data[:4])
     if start[:2] not in (b"II", b"MM"):
         return False
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(start)
     if order is None:
-        return True  # with wide offsets: cannot be told here
+        return True  # BigTIFF, whose orientation is not parsed here.
     try:
         (directory,) = struct.unpack_from(f"{order}I", data, 4)
         (num_tags,) = struct.unpack_from(f"{order}H", data, directory)
@@ -240,9 +240,9 @@ def _is_turned_tiff(data: Buffer) -> bool:
 
 
 class ReadFile(Replacement):
-    """In place of the operator beneath torchvision's ``read_file``, ``read_image`` and ``decode_image``.
+    """Replacement of the operator that torchvision's ``read_file``, ``read_image`` and ``decode_image`` call.
 
-    The operator and not the functions: those are also imported by name, and they warn and check as they like.
+    The operator is replaced instead of the functions, because programs import these by name.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -257,26 +257,26 @@ class ReadFile(Replacement):
 
 
 class WriteFile(Replacement):
-    """In place of the operator beneath torchvision's ``write_file``, ``write_jpeg`` and ``write_png``."""
+    """Replacement of the operator that torchvision's ``write_file``, ``write_jpeg`` and ``write_png`` call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         names = (kwargs.get("filename"), *args[:1])
-        with Telling(*(Named(name) for name in names if isinstance(name, str))):
+        with WriteNotice(*(FileArgument(name) for name in names if isinstance(name, str))):
             return self.original(*args, **kwargs)
 
 
 def read_file_in_place_of(original: Any) -> Any:
-    """Return an operator that reads."""
+    """Create the replacement of the operator ``read_file``."""
     return _operator(original, ReadFile(original))
 
 
 def write_file_in_place_of(original: Any) -> Any:
-    """Return an operator that writes."""
+    """Create the replacement of the operator ``write_file``."""
     return _operator(original, WriteFile(original))
 
 
 def _operator(original: Any, ours: Any) -> Any:
-    """Return an operator that is called as ours, and to TorchScript and the compiler is the one that it replaces."""
+    """Create an operator that calls ours, but is the original one for TorchScript and the compiler."""
 
     def call(_self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return ours(*args, **kwargs)
@@ -284,7 +284,7 @@ def _operator(original: Any, ours: Any) -> Any:
     kind = type(original)
     members = {"__call__": call, "__module__": kind.__module__, "__self__": ours}
     operator: Any = object.__new__(type(kind.__name__, (kind,), members))
-    operator.__dict__ = original.__dict__  # shared: it grows when overloads are asked for
+    operator.__dict__ = original.__dict__  # Shared, because torch adds overloads on first use.
     return operator
 
 

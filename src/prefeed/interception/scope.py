@@ -1,6 +1,8 @@
-"""When replacements are in place, where they are put, and how everything is put back.
+"""Installs the replacements, and restores the originals.
 
-They are in place while any thread is inside a scope, or somebody observes writes, or for good.
+Replacements are installed while a thread is inside a scope (``reads_from``), while an observer of writes is registered, and between
+``install`` and ``uninstall``. ``_PLACES`` lists the replaced functions. ``_Process`` counts the reasons and restores the originals
+once none is left.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def _itself(module: Any) -> Any:
 _Places = tuple[tuple[str, Callable[[Any], Any], str, Callable[[Any], Any]], ...]
 
 _PLACES: _Places = (
-    # module that has to be there, what of it has the function, its name there, how the replacement is made
+    # Module that must be imported, function that finds the owner, name of the attribute, factory of the replacement.
     ("builtins", _itself, "open", _open_in_place_of),
     ("io", _itself, "open", _open_in_place_of),
     ("bz2", _itself, "_builtin_open", _open_in_place_of),
@@ -61,21 +63,21 @@ _OF_WRITERS: _Places = (
     ("io", _itself, "FileIO", file_io_in_place_of),
     ("torchvision.io.image", _image_operators, "write_file", write_file_in_place_of),
 )
-"""What is replaced as well while somebody observes what is written."""
+"""Functions that are also replaced while an observer of writes is registered."""
 
 _OPENS = (("builtins", "open"), ("io", "open"))
 
 _ABILITIES = (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids)
-"""Sets of functions of ``os`` that others look into."""
+"""Sets in which ``os`` lists functions that support an argument. They must contain the replacements as well."""
 
 
-class Place:
-    """One name in one module, and what stood and stands there.
+class PatchPoint:
+    """Attribute of a module whose value is replaced.
 
     Attributes:
-        original: What stood there when ours was put in place.
-        replacement: Ours.
-        is_replaced: Ours was put there and has not been taken away.
+        original: Value before the replacement.
+        replacement: Our value.
+        is_replaced: True if our value was set and not removed again.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -87,11 +89,11 @@ class Place:
 
     @property
     def is_ours(self) -> bool:
-        """True while our replacement is the one that is called."""
+        """True if the attribute is our replacement."""
         return self.is_replaced and getattr(self.owner, self.name, None) is self.replacement
 
     def restore(self) -> None:
-        """Put the original back, unless other code has replaced ours: theirs still calls ours."""
+        """Restore the original, unless other code has replaced our value, because theirs still calls ours."""
         if getattr(self.owner, self.name, None) is self.replacement:
             setattr(self.owner, self.name, self.original)
         for functions in _ABILITIES if self.owner is os else ():
@@ -99,7 +101,7 @@ class Place:
         self.is_replaced = False
 
     def replace(self) -> None:
-        """Put ours there."""
+        """Set the replacement."""
         setattr(self.owner, self.name, self.replacement)
         for functions in _ABILITIES if self.owner is os else ():
             if self.original in functions:
@@ -107,22 +109,22 @@ class Place:
         self.is_replaced = True
 
 
-class Places:
+class PatchPoints:
     """All replacements of this process.
 
     **Threads and processes**: the caller holds a lock.
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, str], Place] = {}
+        self._places: dict[tuple[str, str], PatchPoint] = {}
         self.num_modules: int = -1
-        """Length of ``sys.modules`` at the last look; -1: look again."""
+        """Length of ``sys.modules`` at the last scan for new modules; -1 to scan again."""
 
     def replace_all(self, *, finished: str = "") -> None:
-        """Replace what the modules imported by now have, and is not replaced yet.
+        """Replace the functions of all imported modules that are not replaced yet.
 
         Args:
-            finished: Name of a module that the caller knows to be imported completely, whatever it says.
+            finished: Name of a module that is completely imported, even if its spec still reports otherwise.
         """
         num_modules = len(sys.modules)
         for module_name, find, name, make in (*_PLACES, *_OF_WRITERS) if observers else _PLACES:
@@ -130,7 +132,7 @@ class Places:
             if module is None:
                 continue
             if module_name != finished and getattr(getattr(module, "__spec__", None), "_initializing", False):
-                num_modules = -1  # being imported, by another thread or around us
+                num_modules = -1  # Still being imported, by another thread or by a caller.
                 continue
             owner = find(module)
             if getattr(owner, name, None) is not None:
@@ -139,38 +141,38 @@ class Places:
         copyreg.dispatch_table.setdefault(BuiltinFunctionType, self.reduced)
 
     def reduced(self, function: Any) -> Any:
-        """Return how a function of C is pickled: one that was bound before ours was put in its place, as ours, by its name."""
+        """Pickle a built-in. An original that is replaced is pickled as its replacement, by name."""
         place = next(
             (place for place in [*self._places.values()] if place.is_replaced and place.original is function), None
         )
         return (function if place is None else place.replacement).__reduce__()
 
-    def _place(self, module_name: str, owner: Any, name: str) -> Place:
+    def _place(self, module_name: str, owner: Any, name: str) -> PatchPoint:
         place = self._places.get((module_name, name))
         if place is not None and place.owner is owner:
             return place
         if place is not None and place.is_replaced:
-            place.restore()  # the module was thrown away and imported again
-        place = self._places[module_name, name] = Place(owner, name)
+            place.restore()  # The module was deleted and imported again.
+        place = self._places[module_name, name] = PatchPoint(owner, name)
         return place
 
-    def _replace(self, place: Place, make: Callable[[Any], Any]) -> None:
+    def _replace(self, place: PatchPoint, make: Callable[[Any], Any]) -> None:
         there = getattr(place.owner, place.name)
         if place.is_replaced and there is not place.original:
-            return  # ours, or what someone has put over ours
+            return  # Ours, or a function of other code that calls ours.
         original = original_of(there)
         if original is not place.original:
             place.original, place.replacement = original, self._made_for(original) or make(original)
         place.replace()
 
     def _made_for(self, original: Any) -> Any:
-        """``io.open`` and ``builtins.open`` are one function, and stay one."""
+        """Find an existing replacement, because ``io.open`` and ``builtins.open`` must remain the same function."""
         return next((place.replacement for place in self._places.values() if place.original is original), None)
 
-    def take_away(self, names: Sequence[tuple[str, str]]) -> list[Place]:
-        """Put the originals of these functions back; return what was taken away.
+    def take_away(self, names: Sequence[tuple[str, str]]) -> list[PatchPoint]:
+        """Restore the originals of these functions, and return the removed replacements.
 
-        It happens with each batch that is read in place, so nothing is called that need not be.
+        Avoids function calls, because it runs for each batch that uses direct reads.
         """
         found = []
         for name in names:
@@ -184,15 +186,15 @@ class Places:
             self.num_modules = -1
         return found
 
-    def put_back(self, places: Sequence[Place]) -> None:
-        """Replace them again, but for those that other code has replaced meanwhile."""
+    def put_back(self, places: Sequence[PatchPoint]) -> None:
+        """Set these replacements again, except those that other code has replaced in the meantime."""
         for place in places:
             there = vars(place.owner)
             if there.get(place.name) is place.original:
                 there[place.name], place.is_replaced = place.replacement, True
 
     def restore_all(self) -> None:
-        """Put everything back as it was."""
+        """Restore all originals."""
         for place in self._places.values():
             if place.is_replaced:
                 place.restore()
@@ -202,26 +204,26 @@ class Places:
 
 
 class _Process:
-    """What the threads of a process share; ``lock`` guards the rest.
+    """State shared by the threads of the process, guarded by ``lock``.
 
     Attributes:
-        num_inside: Scopes entered and not left, all threads together.
-        is_for_good: Installed.
+        num_inside: Number of scopes that all threads together have entered and not left.
+        is_for_good: True between ``install`` and ``uninstall``.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a signal handler may read files as well
-        self.places = Places()
+        self.lock = threading.RLock()  # Reentrant, because a signal handler may read files.
+        self.places = PatchPoints()
         self.num_inside = 0
         self.is_for_good = False
 
     def restore_unused(self) -> None:
-        """Put everything back, unless somebody needs what is in place."""
+        """Restore the originals, unless a scope, an observer or ``install`` needs the replacements."""
         if not self.num_inside and not self.is_for_good and not observers:
             self.places.restore_all()
 
     def continue_forked(self) -> None:
-        """In a forked child: of the threads that were inside, one is left."""
+        """Reset the count of scopes in a forked child, which has only the thread that has forked."""
         self.num_inside = asking.depth + asking.kept
         self.restore_unused()
         self.lock.release()
@@ -261,7 +263,7 @@ class _Scope:
 
 @contextmanager
 def kept_in_place() -> Iterator[None]:
-    """Inside it, what a scope has put in place stays there until the end: entering the next one is cheaper."""
+    """Keep the replacements of a scope installed until the end of the block, so that entering the next scope is fast."""
     with _process.lock:
         _process.num_inside += 1
     asking.kept += 1
@@ -276,7 +278,7 @@ def kept_in_place() -> Iterator[None]:
 
 @contextmanager
 def in_sample() -> Iterator[None]:
-    """Inside it, this thread makes a sample whose files no reader answers; nothing is put in place."""
+    """Mark this thread as computing a sample, without a reader and without installing replacements."""
     asking.depth += 1
     try:
         yield
@@ -296,15 +298,15 @@ class _OriginalOpen:
 
 
 def original_open() -> AbstractContextManager[None]:
-    """Inside it, ``open`` is Python's own, with replacements installed or not, unless somebody is to be asked or told.
+    """Restore Python's own ``open`` for a block, unless a scope, an observer or a reader of all threads needs ours.
 
-    A scope that is entered meanwhile, in this thread or another, puts the replacement back.
+    A scope that any thread enters in the meantime installs the replacement again.
     """
     return _OriginalOpen()
 
 
-def take_open_away() -> Sequence[Place]:
-    """As ``original_open``, until ``put_open_back`` is called with what this returns; quicker."""
+def take_open_away() -> Sequence[PatchPoint]:
+    """Restore Python's own ``open`` until ``put_open_back`` is called with the result. Faster than ``original_open``."""
     process = _process
     if not process.is_for_good:
         return ()
@@ -314,8 +316,8 @@ def take_open_away() -> Sequence[Place]:
         return process.places.take_away(_OPENS)
 
 
-def put_open_back(taken_away: Sequence[Place]) -> None:
-    """Put back what ``take_open_away`` took away."""
+def put_open_back(taken_away: Sequence[PatchPoint]) -> None:
+    """Install the replacements again that ``take_open_away`` has removed."""
     process = _process
     with process.lock:
         if process.is_for_good or process.num_inside or observers:
@@ -323,36 +325,36 @@ def put_open_back(taken_away: Sequence[Place]) -> None:
 
 
 def answers_everywhere() -> bool:
-    """Return whether somebody is asked in all threads, outside of scopes."""
+    """Return True if a reader of all threads is set."""
     return outside.everywhere is not None
 
 
 def reads_from(reader: FileReader | None) -> AbstractContextManager[None]:
-    """Inside it, and in this thread only, files that are read by path are asked of the reader first; with None they are not.
+    """Read files of this thread from a reader inside a block; with None, open them as usual.
 
-    Scopes nest: the inner reader is asked alone. Entering costs about a microsecond once installed.
+    Scopes nest, and only the innermost reader is used. Entering a scope takes about 1 us after ``install``.
     """
     return _Scope(reader)
 
 
 def answer_everywhere(reader: FileReader | None) -> None:
-    """Outside of every scope, in all threads and in forks, this reader is asked; None: no reader, as at first.
+    """Set the reader of all threads and forks outside of scopes; None to remove the reader.
 
-    It takes effect where the replacements are in place; see ``install``.
+    Has no effect until the replacements are installed; see ``install``.
     """
     outside.everywhere = reader
 
 
 def current_reader() -> FileReader | None:
-    """Return the reader that is asked in this thread; None where there is none."""
+    """Return the reader that serves this thread, or None."""
     return asking.reader
 
 
 def install(*, finished: str = "") -> None:
-    """Replacements are in place from now on, scope or no scope: entering one is cheaper. Idempotent.
+    """Install the replacements until ``uninstall``, so that entering a scope is fast. Idempotent.
 
     Args:
-        finished: Name of a module that was imported this moment, before anybody could bind what it has.
+        finished: Name of a module that was just imported, whose functions no other code has bound yet.
     """
     with _process.lock:
         _process.is_for_good = True
@@ -360,9 +362,9 @@ def install(*, finished: str = "") -> None:
 
 
 def uninstall() -> None:
-    """Everything is as it was before ``install``, as soon as no thread is inside a scope. Idempotent.
+    """Restore the originals as soon as no thread is inside a scope. Idempotent.
 
-    A function that other code has put over a replacement is left alone, and keeps working.
+    If other code has replaced our function, its function is not changed, and continues to work.
     """
     with _process.lock:
         _process.is_for_good = False
@@ -370,10 +372,10 @@ def uninstall() -> None:
 
 
 def observe_writes(observer: WriteObserver) -> bool:
-    """Tell the observer of every file that this process changes, from now on, in all threads and in forks.
+    """Notify an observer of all files that this process changes, in all threads and in forks.
 
     Returns:
-        False when that is so already.
+        False if the observer was already registered.
     """
     with _process.lock:
         is_new = observer not in observers
@@ -384,7 +386,7 @@ def observe_writes(observer: WriteObserver) -> bool:
 
 
 def end_observing(observer: WriteObserver) -> None:
-    """Tell it no more. Idempotent."""
+    """Unregister an observer. Idempotent."""
     with _process.lock:
         if observer in observers:
             observers.remove(observer)

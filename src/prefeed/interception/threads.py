@@ -1,7 +1,7 @@
-"""Functions that start threads, or give work to running ones, replaced so that the threads read for the sample that called.
+"""Replacements of functions that start threads or submit work to them. The work inherits the reader of the current sample.
 
-``asyncio`` and ``anyio`` need no replacement, because they copy context variables, and so the reader, into what they start. A thread
-has the reader until its work is done or the sample is made.
+``asyncio`` and ``anyio`` need no replacement, because they copy context variables, including the reader. A thread has the reader
+until its work is done or the sample was computed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import types
 from collections.abc import Callable
 from typing import Any, Final
 
-from prefeed.interception.asking import Carried, carried, carry
+from prefeed.interception.asking import InheritedReader, carried, carry
 
 
-def _run(found: Carried, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _run(found: InheritedReader, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     before = carry(found)
     try:
         return function(*args, **kwargs)
@@ -24,7 +24,7 @@ def _run(found: Carried, function: Callable[..., Any], /, *args: Any, **kwargs: 
 
 
 def _start_in_place_of(original: Any) -> Any:
-    """Make a ``Thread.start`` that passes the reader of the current sample to the new thread."""
+    """Create a ``Thread.start`` whose threads inherit the reader of the current sample."""
 
     @functools.wraps(original)
     def start(self: Any) -> None:
@@ -36,7 +36,7 @@ def _start_in_place_of(original: Any) -> Any:
 
         def run_for_sample(_self: Any) -> None:
             put_back()
-            carry(found)  # for good: the thread ends with this
+            carry(found)  # Not reset, because the thread ends after this call.
             run()
 
         def put_back() -> None:
@@ -45,7 +45,7 @@ def _start_in_place_of(original: Any) -> Any:
             else:
                 self.run = own
 
-        self.run = types.MethodType(run_for_sample, self)  # libraries call ``__func__`` of it
+        self.run = types.MethodType(run_for_sample, self)  # A method, because libraries access its ``__func__``.
         try:
             original(self)
         except BaseException:
@@ -56,7 +56,7 @@ def _start_in_place_of(original: Any) -> Any:
 
 
 def _giving_in_place_of(original: Any) -> Any:
-    """Make a method of a pool that passes the reader of the current sample to its first argument, which a thread of the pool calls."""
+    """Create a method of a pool whose first argument, a function, inherits the reader of the current sample."""
 
     @functools.wraps(original)
     def give(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,10 @@ def _has_threads(pool: Any) -> bool:
 
 
 def _marked(function: Any, original: Any) -> Any:
-    function._prefeed_original = function, original  # with itself, because ``functools.wraps`` passes attributes on
+    function._prefeed_original = (
+        function,
+        original,
+    )  # Includes the function, because ``functools.wraps`` copies attributes.
     return function
 
 
@@ -93,4 +96,4 @@ THREADS: Final = (
         for name in ("apply_async", "_map_async", "imap", "imap_unordered")
     ),
 )
-"""Places of the replacements, as in ``scope``."""
+"""Functions to replace, in the format of ``scope._PLACES``."""

@@ -1,7 +1,7 @@
-"""Functions that change files, replaced by such as say which file it is, before it changes and after.
+"""Replacements of functions that change files, which notify observers before and after the change.
 
-``open`` says so itself (``reading.py``). Here are those of ``os``, on which ``pathlib``, ``shutil`` and ``tempfile``
-stand, ``io.FileIO``, and functions of libraries that open their files in C++.
+Covers functions of ``os``, which ``pathlib``, ``shutil`` and ``tempfile`` call, ``io.FileIO``, and library functions that open files
+in C++. ``open`` notifies observers itself (``reading.py``). ``FUNCTIONS`` lists the functions.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 
 
 class WriteObserver(Protocol):
-    """Is told of files that this process changes.
+    """Observer of the files that this process changes.
 
-    **Threads and processes.** Called in the thread that changes the file; goes with a fork. Must not raise.
+    **Threads and processes.** Called in the thread that changes the file; stays registered in forks. Must not raise.
     """
 
     def changing(self, path: str, *, below: bool) -> Any:
-        """A file is about to change.
+        """Record that a file is about to change.
 
         Args:
-            path: Absolute; not normalized.
-            below: It may be a directory, and all that lies below it goes with it.
+            path: Absolute path, not normalized.
+            below: True if the path may be a directory, all of whose files change.
 
         Returns:
-            What ``changed`` is given; None: no call of it.
+            Argument of the call of ``changed``, or None if it is not to be called.
         """
         ...
 
     def changed(self, told: Any) -> None:
-        """The file has changed, or the attempt failed."""
+        """Record that the file has changed, or that the attempt has failed."""
         ...
 
 
-class Named(NamedTuple):
-    """A file as an argument names it.
+class FileArgument(NamedTuple):
+    """Argument that names a file.
 
     Attributes:
         file: Path or descriptor.
-        directory: Descriptor that the path is relative to.
+        directory: Descriptor of the directory that the path is relative to, or None.
         below: As for ``WriteObserver``.
     """
 
@@ -57,7 +57,7 @@ class Named(NamedTuple):
 
     @property
     def path(self) -> str | None:
-        """Absolute, or None where that cannot be told; not normalized."""
+        """Absolute path, not normalized; None if it is unknown."""
         try:
             if isinstance(self.file, int):
                 return os.readlink(f"/proc/self/fd/{self.file}")
@@ -74,22 +74,22 @@ class Named(NamedTuple):
 
     @property
     def may_hold_files(self) -> bool:
-        """True for a directory, and for a link, which may lead to one."""
+        """True for a directory, or a link, which may point to one."""
         with suppress(OSError, ValueError):
             return not stat.S_ISREG(os.lstat(self.path or "").st_mode)
         return False
 
 
 observers: list[WriteObserver] = []
-"""Who is told, in this process; ``scope`` adds and removes them."""
+"""Observers of this process. ``scope`` adds and removes them."""
 
 
-class Telling:
-    """Inside it, these files change: the observers are told before and after."""
+class WriteNotice:
+    """Context manager that notifies the observers before and after a change of files."""
 
     __slots__ = ("_names", "_told")
 
-    def __init__(self, *names: Named) -> None:
+    def __init__(self, *names: FileArgument) -> None:
         self._names = names
 
     def __enter__(self) -> None:
@@ -111,43 +111,43 @@ def is_writing(mode: Any) -> bool:
     return isinstance(mode, str) and not {"w", "a", "x", "+"}.isdisjoint(mode)
 
 
-class Changing(Replacement):
-    """In place of a function that changes files.
+class WriteReplacement(Replacement):
+    """Replacement of a function that changes files.
 
     Attributes:
-        find: Takes the function's arguments; returns the files that it changes.
+        find: Returns the files that a call with these arguments changes.
     """
 
-    find: Callable[..., Iterable[Named]]
+    find: Callable[..., Iterable[FileArgument]]
 
 
-def changing_in_place_of(home: str, name: str, find: Callable[..., Iterable[Named]]) -> Callable[[Any], Any]:
-    """Return what makes the replacement of a function of that name in that module."""
+def changing_in_place_of(home: str, name: str, find: Callable[..., Iterable[FileArgument]]) -> Callable[[Any], Any]:
+    """Create the factory that replaces a function of that name in that module."""
 
     def make(original: Any) -> Any:
-        def call(self: Changing, /, *args: Any, **kwargs: Any) -> Any:
+        def call(self: WriteReplacement, /, *args: Any, **kwargs: Any) -> Any:
             if not observers:
                 return self.original(*args, **kwargs)
             try:
                 names = tuple(find(*args, **kwargs))
             except TypeError:
-                names = ()  # a call that the function itself refuses
+                names = ()  # Wrong arguments, for which the function itself raises.
             if not names:
                 return self.original(*args, **kwargs)
-            with Telling(*names):
+            with WriteNotice(*names):
                 return self.original(*args, **kwargs)
 
         call.__name__ = call.__qualname__ = name
         call.__doc__ = getattr(original, "__doc__", None)
         call.__module__ = getattr(original, "__module__", None) or home
         call.__annotations__.clear()
-        return getattr(type("Changing", (Changing,), {name: call, "home": home})(original), name)
+        return getattr(type("WriteReplacement", (WriteReplacement,), {name: call, "home": home})(original), name)
 
     return make
 
 
 def file_io_in_place_of(original: Any) -> Any:
-    """Return a class in place of ``io.FileIO``, that has every file of the original as an instance."""
+    """Create a replacement of the class ``io.FileIO``, whose instances include those of the original."""
 
     class Type(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
@@ -159,7 +159,7 @@ def file_io_in_place_of(original: Any) -> Any:
     class FileIO(original, metaclass=Type):  # type: ignore[misc]
         def __init__(self, file: Any, mode: Any = "r", closefd: Any = True, opener: Any = None) -> None:
             if observers and is_writing(mode) and not isinstance(file, int):
-                with Telling(Named(file)):
+                with WriteNotice(FileArgument(file)):
                     super().__init__(file, mode, closefd, opener)
             else:
                 super().__init__(file, mode, closefd, opener)
@@ -170,49 +170,49 @@ def file_io_in_place_of(original: Any) -> Any:
     FileIO.original = original
 
     def reduced(cls: Any) -> Any:
-        return (pkgutil.resolve_name, ("io:FileIO",)) if cls is FileIO else cls.__qualname__  # a class derived from it
+        return (pkgutil.resolve_name, ("io:FileIO",)) if cls is FileIO else cls.__qualname__  # A derived class.
 
     copyreg.pickle(Type, reduced)
     return FileIO
 
 
-def _open(path: Any, flags: Any, mode: Any = 0, *, dir_fd: Any = None) -> Iterable[Named]:
-    return (Named(path, dir_fd),) if flags & _WRITING else ()
+def _open(path: Any, flags: Any, mode: Any = 0, *, dir_fd: Any = None) -> Iterable[FileArgument]:
+    return (FileArgument(path, dir_fd),) if flags & _WRITING else ()
 
 
-def _rename(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> Iterable[Named]:
-    names = Named(src, src_dir_fd), Named(dst, dst_dir_fd)
+def _rename(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> Iterable[FileArgument]:
+    names = FileArgument(src, src_dir_fd), FileArgument(dst, dst_dir_fd)
     below = any(name.may_hold_files for name in names)
     return tuple(name._replace(below=below) for name in names)
 
 
-def _remove(path: Any, *, dir_fd: Any = None) -> Iterable[Named]:
-    name = Named(path, dir_fd)
+def _remove(path: Any, *, dir_fd: Any = None) -> Iterable[FileArgument]:
+    name = FileArgument(path, dir_fd)
     return (name._replace(below=name.may_hold_files),)
 
 
-def _truncate(path: Any, length: Any) -> Iterable[Named]:
-    return (Named(path),)
+def _truncate(path: Any, length: Any) -> Iterable[FileArgument]:
+    return (FileArgument(path),)
 
 
 def _link(
     src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None, follow_symlinks: Any = True
-) -> Iterable[Named]:
-    return (Named(dst, dst_dir_fd),)
+) -> Iterable[FileArgument]:
+    return (FileArgument(dst, dst_dir_fd),)
 
 
-def _symlink(src: Any, dst: Any, target_is_directory: Any = False, *, dir_fd: Any = None) -> Iterable[Named]:
-    return (Named(dst, dir_fd),)
+def _symlink(src: Any, dst: Any, target_is_directory: Any = False, *, dir_fd: Any = None) -> Iterable[FileArgument]:
+    return (FileArgument(dst, dir_fd),)
 
 
-def _first(*args: Any, **kwargs: Any) -> Iterable[Named]:
-    """Find the file in the first argument, however it is called."""
+def _first(*args: Any, **kwargs: Any) -> Iterable[FileArgument]:
+    """Find the file in the first argument, positional or by keyword."""
     file = args[0] if args else next(iter(kwargs.values()), None)
-    return (Named(file),) if isinstance(file, str | bytes | os.PathLike) else ()
+    return (FileArgument(file),) if isinstance(file, str | bytes | os.PathLike) else ()
 
 
-FUNCTIONS: Final[tuple[tuple[str, str, Callable[..., Iterable[Named]]], ...]] = (
-    # module, name, how its files are found among the arguments
+FUNCTIONS: Final[tuple[tuple[str, str, Callable[..., Iterable[FileArgument]]], ...]] = (
+    # Module, name, function that finds the changed files in the arguments.
     ("os", "open", _open),
     ("os", "rename", _rename),
     ("os", "replace", _rename),
