@@ -1,10 +1,10 @@
-"""Fast preprocessing of images: fewer steps, fewer copies, the same result.
+"""Fast preprocessing of images, with fewer steps and copies than torchvision and the same result.
 
-Needs ``pip install 'prefeed[vision]'``. ``decode_jpeg`` works without torch: everything is imported at first use.
+Needs ``pip install 'prefeed[vision]'``. ``decode_jpeg`` works without torch, because everything is imported at first use.
 
-``decoding``     ``decode_jpeg``, and images of any type whose size is known before decoding
-``transforms``   ``ResizeCropNormalize``: from any of these to a tensor
-``normalizing``  ``Normalize``: a whole batch, on the device
+``decoding``     ``decode_jpeg``, and images whose size is known before decoding
+``transforms``   ``ResizeCropNormalize``: converts an image to a tensor
+``normalizing``  ``Normalize``: normalises a whole batch on the device
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encoded pictures to pixels: libjpeg-turbo through simplejpeg, and Pillow for all that is no plain JPEG."""
+"""Decodes images: JPEGs with libjpeg-turbo through simplejpeg, all others with Pillow. Start with ``decode_jpeg``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError as err:
     raise ImportError(f"prefeed.vision needs {err.name}: pip install 'prefeed[vision]' pillow") from err
 
 Pixels = npt.NDArray[np.uint8]
-"""RGB, shape (height, width, 3)."""
+"""RGB pixels of shape (height, width, 3)."""
 
 _DIVISORS: Final = (8, 4, 2)
 """Scales at which libjpeg-turbo decodes faster than at full size.
@@ -30,30 +30,30 @@ It also has 3/8, 5/8, 3/4 and 7/8, without vector instructions: 3/8 takes 7.3 ms
 """
 
 _REFUSALS: Final = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for bytes that it does not decode."""
+"""Exceptions of Pillow for bytes that it cannot decode."""
 
 _PILLOWS: Final = ("CMYK", "YCCK")
-"""Colours that simplejpeg converts to RGB in another way than Pillow, by one level."""
+"""Colour spaces that simplejpeg and Pillow convert to RGB with a difference of one level."""
 
 
 def decode_jpeg(data: Buffer, min_size: int | tuple[int, int] | None = None) -> Pixels:
-    """Return a picture's pixels, at a scale that libjpeg decodes without computing the rest.
+    """Decode an image, at the smallest scale of libjpeg that is large enough.
 
-    At full size the pixels are those of Pillow's ``convert("RGB")``, bit by bit. Not applied, as by Pillow: the
-    orientation in EXIF data. What is no JPEG, is in CMYK, or has something wrong with it is decoded by Pillow, at full
-    size; so PNG works, too, and whether a damaged file is read or refused is for Pillow to say.
+    At full size, the pixels are identical to those of Pillow's ``convert("RGB")``. As with Pillow, the orientation in EXIF data is
+    not applied. Images that are not JPEGs, are in CMYK, or are damaged are decoded by Pillow at full size. PNG therefore works as
+    well, and Pillow decides whether a damaged file is refused.
 
     Args:
-        data: The encoded picture; bytes, or a view of a cache: it is not copied, nor kept.
-        min_size: In pixels. An int: the smallest of the scales 1, 1/2, 1/4, 1/8 at which the shorter side is not
-            below it. A pair: (height, width), neither below its own. None, and a picture that is smaller: full size.
+        data: Encoded image, as bytes or a view of a cache. It is neither copied nor kept.
+        min_size: Minimum size in pixels, of the shorter side or as (height, width). The smallest sufficient one of the scales 1,
+            1/2, 1/4 and 1/8 is used. None for full size, which is also used if the image is smaller.
 
     Returns:
-        Shape (height, width, 3), RGB, writable and not shared. A scaled side is rounded up.
+        RGB pixels of shape (height, width, 3), writable and not shared. A scaled side is rounded up.
 
     Raises:
-        ImageDecodeError: It is no picture, or one that is truncated or damaged, or has more than twice
-            ``PIL.Image.MAX_IMAGE_PIXELS``; an ``OSError``, as Pillow's own.
+        ImageDecodeError: The data is not an image, is truncated or damaged, or has more than twice
+            ``PIL.Image.MAX_IMAGE_PIXELS``. An ``OSError``, like Pillow's own error.
         ValueError: ``min_size`` is not positive.
 
     **Threads and processes**: any number; the GIL is released while a JPEG is decoded.
@@ -64,18 +64,18 @@ def decode_jpeg(data: Buffer, min_size: int | tuple[int, int] | None = None) -> 
 
 
 class Encoded:
-    """A picture that is decoded when it is known how large it must be.
+    """Encoded image, which is decoded once the required size is known.
 
     Args:
-        data: The encoded picture; must not change until it is decoded.
-        name: Its file, for errors.
+        data: Encoded image, which must not change before it is decoded.
+        name: Name of the file, for errors.
 
     Raises:
-        ImageDecodeError: It is no picture.
+        ImageDecodeError: The data is not an image.
 
     Attributes:
-        height: Of the whole picture in pixels.
-        width: Likewise.
+        height: Height at full size, in pixels.
+        width: Width at full size, in pixels.
     """
 
     height: int
@@ -83,35 +83,37 @@ class Encoded:
 
     def __init__(self, data: Buffer, name: str | None = None) -> None:
         view = memoryview(data)
-        self._data = view if view.c_contiguous else memoryview(bytes(view))  # simplejpeg does not look at strides
+        self._data = view if view.c_contiguous else memoryview(bytes(view))  # simplejpeg ignores strides.
         self._name = name
         self._pillow: Image.Image | None = None
         self.height, self.width = self._size()
 
     def decode(self, min_height: float | None = None, min_width: float | None = None) -> Pixels:
-        """Return the pixels, at the smallest scale whose sides are not below these; full size by default.
+        """Decode at the smallest scale that has at least these sides; at full size by default.
 
         Raises:
-            ImageDecodeError: It is truncated or damaged.
+            ImageDecodeError: The image is truncated or damaged.
             ValueError: A side is not positive.
         """
         if self._pillow is None:
             by = self._divisor(min_height, min_width)
             try:
                 return self._decode_scaled(by)
-            except ValueError:  # also for what others read without a word, such as bytes between two segments
+            except (
+                ValueError
+            ):  # Also raised for harmless faults, such as bytes between two segments, which Pillow accepts.
                 self._open_in_pillow()
         return self._decode_in_pillow()
 
     def _size(self) -> tuple[int, int]:
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(self._data)
-        except ValueError:  # no JPEG
+        except ValueError:  # Not a JPEG.
             height, width, colours = 0, 0, ""
         if not colours or colours in _PILLOWS:
             width, height = self._open_in_pillow().size
         most = Image.MAX_IMAGE_PIXELS
-        if most is not None and height * width > 2 * most:  # Pillow's own rule, which libjpeg-turbo does not know
+        if most is not None and height * width > 2 * most:  # The limit of Pillow, which libjpeg-turbo does not check.
             raise self._undecodable(
                 Image.DecompressionBombError(
                     f"its {width} x {height} pixels are more than 2 x PIL.Image.MAX_IMAGE_PIXELS"
@@ -123,7 +125,7 @@ class Encoded:
         if min_height is None or min_width is None:
             return 1
         if min_height <= 0 or min_width <= 0:
-            raise ValueError(f"the least size of a picture must be positive: {min_height:g} x {min_width:g}")
+            raise ValueError(f"min_size must be positive, not {min_height:g} x {min_width:g}")
         return next(
             (by for by in _DIVISORS if -(-self.height // by) >= min_height and -(-self.width // by) >= min_width), 1
         )
@@ -148,21 +150,21 @@ class Encoded:
             raise self._undecodable(err) from err
 
     def _undecodable(self, err: Exception) -> ImageDecodeError:
-        what = "its bytes are not a picture" if isinstance(err, UnidentifiedImageError) else str(err)
+        reason = "its bytes are not an image" if isinstance(err, UnidentifiedImageError) else str(err)
         return ImageDecodeError(
-            f"{self._name or 'a picture'} of {self._data.nbytes} bytes cannot be decoded: {what}. Replace or remove it; "
-            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True reads as much of truncated files as there is",
+            f"{self._name or 'an image'} of {self._data.nbytes} bytes cannot be decoded: {reason}. Replace or remove it; "
+            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True reads the existing part of truncated files",
             name=self._name,
             size_bytes=self._data.nbytes,
         )
 
 
 class Decoded:
-    """A picture whose pixels are there.
+    """Image that is already decoded.
 
     Attributes:
-        height: In pixels.
-        width: Likewise.
+        height: Height in pixels.
+        width: Width in pixels.
     """
 
     height: Any
@@ -173,26 +175,26 @@ class Decoded:
         self._pixels = pixels
 
     def decode(self, min_height: float | None = None, min_width: float | None = None) -> Pixels:
-        """Return the pixels, always at full size; they may be the caller's own and are not to be written."""
+        """Return the pixels at full size. Do not modify them, because they may belong to the caller."""
         return self._pixels
 
 
 def picture_of(image: Any) -> Encoded | Decoded:
-    """Return the picture that something is or holds.
+    """Convert any representation of an image to ``Encoded`` or ``Decoded``.
 
     Args:
-        image: The bytes of a file; its path; the file, opened in binary mode; a PIL image; or an array of bytes, of
-            shape (size,) for a file's bytes and (height, width, 3) for RGB pixels.
+        image: Bytes of a file; its path; the file, opened in binary mode; a PIL image; or a uint8 array, of
+            shape (size,) for the bytes of a file and (height, width, 3) for RGB pixels.
 
     Raises:
-        ImageDecodeError: The bytes are no picture.
+        ImageDecodeError: The bytes are not an image.
         OSError: The file cannot be read.
-        TypeError: It is none of these.
+        TypeError: The object has another type.
     """
     if isinstance(image, bytes | bytearray | memoryview):
         return Encoded(image)
     if isinstance(image, str | os.PathLike):
-        with open(image, "rb") as file:  # by open(), which prefeed's loaders answer from the cache
+        with open(image, "rb") as file:  # With open(), which reads from the cache in loaders of prefeed.
             return Encoded(file.read(), os.fspath(image))
     if isinstance(image, Image.Image):
         return Decoded(np.array(image.convert("RGB")))
@@ -202,7 +204,7 @@ def picture_of(image: Any) -> Encoded | Decoded:
         name = getattr(image, "name", None)
         return Encoded(image.read(), name if isinstance(name, str) else None)
     raise TypeError(
-        f"a picture is bytes, a path, a binary file, a PIL image or a numpy array, not {type(image).__qualname__}"
+        f"an image must be bytes, a path, a binary file, a PIL image or a numpy array, not {type(image).__qualname__}"
     )
 
 
@@ -211,7 +213,7 @@ def _picture_of_array(array: np.ndarray[Any, Any]) -> Encoded | Decoded:
         return Encoded(array.data)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or array.size == 0:
         raise TypeError(
-            "an array of pixels must be uint8 of shape (height, width, 3), or (size,) for a file's bytes; "
+            "an array must be uint8 of shape (height, width, 3) for pixels, or (size,) for the bytes of a file; "
             f"this is {array.dtype} of shape {array.shape}"
         )
-    return Decoded(np.require(array, requirements=["C", "W"]))  # torch takes no other without a copy or a warning
+    return Decoded(np.require(array, requirements=["C", "W"]))  # torch copies or warns otherwise.

@@ -1,4 +1,4 @@
-"""Levels of 0 to 255 to what a network is trained on: ``ToTensor`` and ``Normalize`` of torchvision in one step."""
+"""Normalises uint8 images, as ``ToTensor`` and ``Normalize`` of torchvision do, in one step."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Normalize(torch.nn.Module):
-    """Normalises the pictures of a batch where they are: they travel to the device as bytes, a quarter of the size.
+    """Module that normalises the images of a batch on their device, so that they are transferred as uint8, a quarter of the size.
 
-    ``(x / 255 - mean) / std`` by one multiply-add that reads uint8 and writes ``dtype``. Differs from torchvision's
-    ``ToTensor`` and ``Normalize`` by at most 1e-6 of the larger of 1 and the result, in float32.
+    Computes ``(x / 255 - mean) / std`` with one multiply-add that reads uint8 and writes ``dtype``. In float32, the result differs
+    from torchvision's ``ToTensor`` and ``Normalize`` by at most 1e-6 of the larger of 1 and the result.
 
-    To be called with a batch, or given to ``prefeed.DevicePrefetcher(transform=...)``. In a batch of any nesting of
-    tuples, lists and dicts (what ``torch.utils._pytree`` goes through) every uint8 tensor of shape (batch, channels,
-    height, width) with as many channels as ``mean`` has values is normalised; everything else, such as labels and masks
-    of one channel, is passed on as it is.
+    Call the module with a batch, or pass it to ``prefeed.DevicePrefetcher(transform=...)``. A batch is any nesting of tuples, lists
+    and dicts. Each uint8 tensor of shape (batch, channels, height, width) with as many channels as ``mean`` has values is
+    normalised. Everything else, such as labels and masks of one channel, is returned unchanged.
 
     Args:
-        mean: Of each channel, of values between 0 and 1; default: ImageNet's.
-        std: Likewise.
-        dtype: Of the result: float32, float16 or bfloat16; computed in float32.
-        channels_last: Give the result torch's ``channels_last`` layout. False: it has the layout of the input.
+        mean: Mean of each channel, for values between 0 and 1. Default: ImageNet's.
+        std: Standard deviation of each channel. Default: ImageNet's.
+        dtype: Type of the result: float32, float16 or bfloat16. The computation is in float32.
+        channels_last: Use torch's ``channels_last`` layout for the result. False keeps the layout of the input.
 
     Raises:
-        ValueError: ``mean`` and ``std`` differ in length, ``std`` is not positive, or it is another dtype.
+        ValueError: ``mean`` and ``std`` differ in length, ``std`` is not positive, or ``dtype`` is not supported.
 
-    **Devices**: where the batch is; there is nothing to move. It has no parameters and no entry in ``state_dict``, and
-    ``half()`` or ``to()`` of a model that it is a part of change nothing in it.
+    **Devices**: computes on the device of the batch. The module has no parameters and no entry in ``state_dict``, and is not
+    changed by ``half()`` or ``to()`` of a model that contains it.
     """
 
     def __init__(
@@ -56,10 +55,10 @@ class Normalize(torch.nn.Module):
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def forward(self, batch: Any) -> Any:
-        """Return the batch with its pictures normalised.
+        """Return the batch with normalised images.
 
         Raises:
-            ValueError: There is no such tensor in it: it was normalised before, or is no batch.
+            ValueError: The batch contains no images, for example because they were normalised before.
         """
         num_done = 0
 
@@ -73,17 +72,17 @@ class Normalize(torch.nn.Module):
         result = tree_map(normalized, batch)
         if num_done == 0:
             raise ValueError(
-                f"no pictures to normalise: wanted a uint8 tensor of shape (batch, {len(self.mean)}, height, width), "
+                f"no images to normalise: expected a uint8 tensor of shape (batch, {len(self.mean)}, height, width), "
                 f"got {_shown(batch)}; make samples with ResizeCropNormalize(normalize=False) or PILToTensor"
             )
         return result
 
     def extra_repr(self) -> str:
-        """Return the arguments as torch shows them in a module's ``repr``."""
+        """Format the arguments for the ``repr`` of the module."""
         return f"mean={self.mean}, std={self.std}, dtype={self.dtype}, channels_last={self.channels_last}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constants": {}}  # may be on a device that the other process lacks
+        return {**self.__dict__, "_constants": {}}  # The other process may not have this device.
 
     def _is_picture(self, leaf: Any) -> bool:
         is_batch = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.uint8 and leaf.ndim == 4
@@ -97,7 +96,7 @@ class Normalize(torch.nn.Module):
         return torch.addcmul(shift, images, scale, out=out)
 
     def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scale and shift, shape (channels, 1, 1), made once a device."""
+        """Return scale and shift of shape (channels, 1, 1), computed once per device."""
         if device not in self._constants:
             std = torch.tensor(self.std, dtype=torch.float64)
             scale, shift = 1 / (255 * std), -torch.tensor(self.mean, dtype=torch.float64) / std
@@ -109,31 +108,33 @@ class Normalize(torch.nn.Module):
 
 
 def normalized_levels(mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-    """Return what each level of each channel becomes, shape (channels, 256): bit by bit torchvision's values.
+    """Compute the normalised value of each level, shape (channels, 256), identical to torchvision's values.
 
     Raises:
-        ValueError: ``mean`` and ``std`` differ in length, ``std`` is not positive, or it is another dtype.
+        ValueError: ``mean`` and ``std`` differ in length, ``std`` is not positive, or ``dtype`` is not supported.
     """
     _check(mean, std)
-    levels = torch.arange(256, dtype=torch.float32).div(255)  # by ToTensor
+    levels = torch.arange(256, dtype=torch.float32).div(255)  # As in ToTensor.
     table = levels.repeat(len(mean), 1).sub_(torch.tensor(mean).view(-1, 1)).div_(torch.tensor(std).view(-1, 1))
     return table.to(checked_dtype(dtype))
 
 
 def checked_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype if pictures can be normalised to it.
+    """Return the dtype if it is supported.
 
     Raises:
-        ValueError: It is another than float32, float16 and bfloat16.
+        ValueError: The dtype is not float32, float16 or bfloat16.
     """
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(map(str, _DTYPES))}: {dtype}")
+        raise ValueError(f"dtype must be one of {', '.join(map(str, _DTYPES))}, not {dtype}")
     return dtype
 
 
 def _check(mean: Sequence[float], std: Sequence[float]) -> None:
     if len(mean) != len(std) or not mean or min(std) <= 0:
-        raise ValueError(f"mean and std must be of one length and std positive: {tuple(mean)}, {tuple(std)}")
+        raise ValueError(
+            f"mean and std must have the same length and std must be positive: {tuple(mean)}, {tuple(std)}"
+        )
 
 
 def _shown(batch: Any) -> str:

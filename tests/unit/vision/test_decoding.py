@@ -173,7 +173,7 @@ def test_what_cannot_be_decoded_is_an_error_with_its_size(what: str, min_size: i
     data = damaged(photo)[what]
 
     with pytest.raises(
-        ImageDecodeError, match=rf"a picture of {len(data)} bytes cannot be decoded: .*Replace"
+        ImageDecodeError, match=rf"an image of {len(data)} bytes cannot be decoded: .*Replace"
     ) as caught:
         decode_jpeg(data, min_size)
 
@@ -211,7 +211,7 @@ def test_how_large_a_picture_may_be_is_pillows_to_say(photo: Image.Image, monkey
 
 def test_the_error_names_the_file(photo: Image.Image) -> None:
     with pytest.raises(
-        ImageDecodeError, match=r"^cats/1\.jpg of 22 bytes cannot be decoded: its bytes are not a picture"
+        ImageDecodeError, match=r"^cats/1\.jpg of 22 bytes cannot be decoded: its bytes are not an image"
     ):
         Encoded(b"<html>not found</html>", "cats/1.jpg")
 

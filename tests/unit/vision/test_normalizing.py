@@ -88,7 +88,7 @@ def test_pictures_of_any_nesting_and_nothing_else(wrap: Any) -> None:
 
 @pytest.mark.parametrize("batch", [torch.zeros(2, 3, 4, 4), levels(2, 3, 4), (levels(2, 1, 4, 4), levels(2)), {}, None])
 def test_a_batch_without_pictures_is_an_error(batch: Any) -> None:
-    with pytest.raises(ValueError, match=r"no pictures to normalise: wanted a uint8 tensor .* got"):
+    with pytest.raises(ValueError, match=r"no images to normalise: expected a uint8 tensor .* got"):
         Normalize()(batch)
 
 
@@ -126,12 +126,12 @@ def test_can_be_pickled_after_use() -> None:
 
 @pytest.mark.parametrize("wrong", [{"mean": [0.5]}, {"std": [1, 1, 0]}, {"mean": [], "std": []}])
 def test_means_and_deviations_that_cannot_be(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="mean and std must be of one length"):
+    with pytest.raises(ValueError, match="mean and std must have the same length"):
         Normalize(**wrong)
 
 
 def test_dtypes_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match=r"dtype must be one of .*: torch\.float64"):
+    with pytest.raises(ValueError, match=r"dtype must be one of .*, not torch\.float64"):
         Normalize(dtype=torch.float64)
 
 

@@ -75,7 +75,7 @@ def test_errors_name_the_file(path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 3, torch.zeros(3, 4, 4), ["a.jpg"]])
 def test_what_is_no_picture_is_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a picture is bytes, a path"):
+    with pytest.raises(TypeError, match="an image must be bytes, a path"):
         picture_of(wrong)
 
 

@@ -313,7 +313,7 @@ def test_works_in_a_forked_process_after_use(photos: Photos) -> None:
         ({"crop": -1}, "crop must be"),
         ({"crop": (4, 0)}, "crop must be"),
         ({"mean": (0.5,), "std": (0.5,)}, "three values"),
-        ({"std": (1, 1, 0)}, "std positive"),
+        ({"std": (1, 1, 0)}, "std must be positive"),
         ({"dtype": torch.float64}, "dtype must be one of"),
         ({"flip": 1.5}, "flip must be a probability"),
         ({"reducing_gap": 0.5}, "reducing_gap must be at least 1"),
