@@ -1,4 +1,4 @@
-"""Reading one object, and looking at the counts: the functions of the top package."""
+"""Functions of the top package: ``read`` reads one object, ``statistics`` returns the counts of the node server."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ __all__ = ["read", "statistics"]
 
 
 def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
-    """Return the bytes of one object.
+    """Read one object.
 
-    It comes from the node's cache when a dataset that holds it is open on the node, or was warmed; the first read of
-    such an object puts it there. Anything else is read from its origin. A file that has changed since the dataset listed it is read
-    from its origin too.
+    The object is read through the node's cache if a dataset that contains it is open on the node, or was warmed. All other objects,
+    and files that have changed since the dataset was listed, are read from their origin.
 
-    The process keeps its connection, as loaders do: it is a client of the server until it ends.
+    The process stays connected to the server until it ends, as with loaders.
 
     Raises:
-        SourceError: The origin has no such object, or refuses it.
+        SourceError: The origin does not have the object, or refuses it.
         UnknownSchemeError: No source reads this URL.
-        SampleSetNotFoundError: There is no such sample set.
+        SampleSetNotFoundError: The sample set does not exist.
     """
     url, settings = resolve(os.fspath(url), settings_of(config))
     canonical = canonical_url(url)
@@ -53,11 +52,10 @@ def read(url: str | os.PathLike[str], *, config: Config | None = None) -> bytes:
 
 
 def statistics(*, config: Config | None = None) -> Statistics:
-    """Return the counts of the node's server since its start; all zero if none runs.
+    """Return the counts of the node server since its start; all 0 if no server runs.
 
-    If this process has read from sample sets, by loaders or otherwise, these are the counts of their servers: the sum if there are
-    several. Epochs of this process's loaders that have no plan come last, because no server knows them. Their reads are in the
-    sums by origin.
+    If this process has read from sample sets, the counts of their servers are summed. Epochs of this process's loaders without a
+    plan come last, because no server counts them. Their reads are included in the counts by origin.
 
     Raises:
         SampleSetNotFoundError: ``PREFEED_ROOTS`` names a sample set that does not exist, and nothing was read yet.

@@ -1,9 +1,8 @@
-"""Zero code: after ``import prefeed.auto`` every ``torch.utils.data.DataLoader`` of the process is served.
+"""Lets all DataLoaders of the process use the cache after ``import prefeed.auto``, without other changes of the program.
 
-So are loaders of other frameworks (``frameworks``). None is imported for it: when the program imports torch, before or after, its
-loaders change in place. What cannot
-be helped behaves exactly as before, and one line of the log says why. ``prefeed run`` does the same for a program, and
-for those that it starts, with no line at all.
+Covers ``torch.utils.data.DataLoader`` and the loaders of other frameworks (``frameworks``). Frameworks are not imported; their loaders
+are patched when the program imports them, before or after this module. A loader that cannot use the cache behaves as before, and the
+log states the reason. ``prefeed run`` does the same for an unchanged program and for the processes that it starts.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ __all__ = ["answer_beside", "disable", "enable"]
 _log = logging.getLogger("prefeed")
 _PREFIX = "prefeed: "
 _WEBDATASET: Final = "webdataset"
-"""All of it: its modules import each other, and one of them is there before it has what is replaced."""
+"""The whole package, because its modules import each other, and some exist before they have the functions to replace."""
 
 _STREAMS: Final = "datasets.iterable_dataset"
-"""Of Hugging Face: a worker that is spawned splits its files before it opens the first one."""
+"""Module of Hugging Face. A spawned worker splits its files before it opens the first one."""
 
 
 def enable() -> None:
-    """Serve every loader, now or as soon as torch is imported; nothing when ``PREFEED_ENABLED`` is 0. Never raises."""
+    """Patch all loaders, now or when their framework is imported, unless ``PREFEED_ENABLED`` is 0. Never raises."""
     after_import("torch", _begin)
     for name, act in _FRAMEWORKS.items():
         after_import(name, act)
@@ -43,7 +42,7 @@ def enable() -> None:
 
 
 def answer_beside() -> None:
-    """Answer reads of files outside of samples too, if the settings say so (``reads = all``). Never raises."""
+    """Let file reads outside of samples use the cache if the setting ``reads`` is ``all``. Never raises."""
     try:
         config = current()
         if config.enabled and config.reads == "all":
@@ -53,12 +52,12 @@ def answer_beside() -> None:
             beside.begin(resolve_roots(config))
             for name, reach in _REACH.items():
                 after_import(name, reach)
-    except Exception as err:  # a program that only imports a library must not fail for us
+    except Exception as err:  # A program that only imports a library must not fail.
         _log.warning("prefeed: reads outside samples do not use the cache: %s", err)
 
 
 def disable() -> None:
-    """Leave torch, ``open`` and the log as they were; loaders are torch's own from their next epoch on."""
+    """Restore torch, ``open`` and the log. Loaders no longer use the cache from their next epoch on."""
     forget("torch", _begin)
     forget(_WEBDATASET, _reach_shards)
     forget(_STREAMS, _reach_streams)
@@ -74,7 +73,7 @@ def disable() -> None:
 
 
 def _begin() -> None:
-    """Do what ``enable`` promises: torch is there."""
+    """Patch torch, which was just imported."""
     try:
         if not current().enabled:
             return
@@ -84,12 +83,12 @@ def _begin() -> None:
         interception.install()
         patch.enable()
         answer_beside()
-    except Exception as err:  # a program that only imports torch must not fail for us
+    except Exception as err:  # A program that only imports torch must not fail.
         _log.warning("prefeed: off in this process: %s", err)
 
 
 def _reach_shards() -> None:
-    """WebDataset was imported: it reads ``prefeed:`` URLs."""
+    """Let WebDataset, which was just imported, read ``prefeed:`` URLs."""
     try:
         from prefeed.files import webdataset
 
@@ -99,14 +98,14 @@ def _reach_shards() -> None:
 
 
 def _reach_streams() -> None:
-    """Hugging Face's streams were imported: what is read through the cache is opened ahead."""
+    """Let streams of Hugging Face, which were just imported, open cached files ahead."""
     from prefeed.loaders import hugging_face
 
     hugging_face.register()
 
 
 def _begin_framework(module: str) -> None:
-    """Do what ``enable`` promises for a framework: the module that has its loaders is there."""
+    """Patch the loaders of a framework, whose module was just imported."""
     try:
         if not current().enabled:
             return
@@ -118,12 +117,14 @@ def _begin_framework(module: str) -> None:
         hooks.serve(module)
         _start_server()
         answer_beside()
-    except Exception as err:  # a program that only imports it must not fail for us
-        _log.warning("prefeed: loaders of %s are left alone: %s: %s", module.partition(".")[0], type(err).__name__, err)
+    except Exception as err:  # A program that only imports the framework must not fail.
+        _log.warning(
+            "prefeed: loaders of %s do not use the cache: %s: %s", module.partition(".")[0], type(err).__name__, err
+        )
 
 
 def _start_server() -> None:
-    """Let the node server start while the rest of a framework is imported; only for ``prefeed run``, which is asked to serve."""
+    """Start the node server while the rest of a framework is imported. Only ``prefeed run`` starts it this early."""
     if not counters.is_counting() or _is_of_multiprocessing():
         return
     from prefeed.client.launch import start_ahead
@@ -131,7 +132,7 @@ def _start_server() -> None:
     from prefeed.sampleset.names import resolve_roots
     from prefeed.sources.mounts import Roots
 
-    with suppress(PrefeedError):  # the first loader says it
+    with suppress(PrefeedError):  # The first loader reports the error.
         config = resolve_roots(current())
         if config.limits.start_ahead and Roots.of(config):
             start_ahead(config)
@@ -143,7 +144,7 @@ def _speak() -> None:
 
 
 def _reach_names(module: str) -> None:
-    """A library was imported: replace what it reads with before anybody can write ``from cv2 import imread``."""
+    """Replace functions of a library that was just imported, before ``from cv2 import imread`` can bind them."""
     try:
         if current().enabled:
             from prefeed import interception
@@ -154,18 +155,18 @@ def _reach_names(module: str) -> None:
 
 
 _REACH: Final = {name: partial(_reach_names, name) for name in ("cv2", "numpy", "torchvision.io.image")}
-"""What is done for libraries that read files past Python's ``open``."""
+"""Callbacks for libraries that read files without Python's ``open``, by module."""
 
 
 _FRAMEWORKS: Final = {name: partial(_begin_framework, name) for name in hooks.MODULES}
-"""What is done for frameworks other than torch."""
+"""Callbacks for frameworks other than torch, by module."""
 
 
 def _parts() -> tuple[Any, Any]:
-    """Return what is imported only once torch is: it imports torch, and much else.
+    """Import the modules that need torch.
 
-    What serves loaders is imported with the first loader in a process of ``multiprocessing``: most are workers, and make none. In others
-    it is imported now, so that processes that they fork have it.
+    Processes of ``multiprocessing`` import ``torch.loader`` with their first loader, because most are workers and create no loader.
+    Other processes import it now, so that the processes that they fork have it.
     """
     from prefeed import interception
     from prefeed.torch import patch
@@ -176,15 +177,15 @@ def _parts() -> tuple[Any, Any]:
 
 
 def _is_of_multiprocessing() -> bool:
-    """Return whether another process of the program has started this one, which may still be receiving what it is to do."""
+    """Return True if ``multiprocessing`` has started this process, which may still be unpickling its target."""
     is_receiving = getattr(multiprocessing.current_process(), "_inheriting", False)
     return is_receiving or multiprocessing.parent_process() is not None
 
 
 class _Voice(logging.Handler):
-    """Lets a user who configured no logging see what prefeed has to say: on stderr, from INFO on.
+    """Log handler that prints messages from INFO on to stderr while the program has not configured logging.
 
-    As soon as there is a handler of the user's, for these messages or for all, it is silent, and the user's levels hold.
+    Once the program adds a handler for these messages or for all, this handler prints nothing and the program's levels apply.
     """
 
     def __init__(self) -> None:
@@ -192,7 +193,7 @@ class _Voice(logging.Handler):
         self._level_before = logging.NOTSET
 
     def add(self) -> None:
-        """Speak; a second call does nothing."""
+        """Add the handler to the logger, once."""
         if self in _log.handlers:
             return
         _log.addHandler(self)
@@ -202,7 +203,7 @@ class _Voice(logging.Handler):
             _log.setLevel(logging.INFO)
 
     def remove(self) -> None:
-        """Leave the logger as it was."""
+        """Remove the handler and restore the level."""
         if self not in _log.handlers:
             return
         _log.removeHandler(self)
@@ -211,7 +212,7 @@ class _Voice(logging.Handler):
             _log.setLevel(logging.NOTSET)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the line, if no other process does."""
+        """Print the message unless a handler of the program does."""
         if self._others():
             return
         try:
@@ -220,14 +221,14 @@ class _Voice(logging.Handler):
             self.handleError(record)
 
     def _is_wanted(self, record: logging.LogRecord) -> bool:
-        """Return what the logger's level would say if it had not been lowered for this handler."""
+        """Filter messages by the level that the logger would have without this handler."""
         if self._level_before != logging.NOTSET or _log.level != logging.INFO or not self._others():
             return True
         above = _log.parent
         return above is None or record.levelno >= above.getEffectiveLevel()
 
     def _others(self) -> bool:
-        """Return True when a handler of the user's will see what the logger says."""
+        """Return True if a handler of the program receives the messages."""
         own = any(handler is not self for handler in _log.handlers)
         above = _log.parent
         return own or (_log.propagate and above is not None and above.hasHandlers())

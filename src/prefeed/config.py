@@ -1,6 +1,6 @@
-"""Settings: one frozen value, from keywords, environment, ``prefeed.toml``, the user's ``config.toml`` and defaults.
+"""Settings, as one frozen ``Config``, from keywords, environment, ``prefeed.toml``, the user's ``config.toml`` and defaults.
 
-docs/configuration.md is checked against ``SETTINGS`` by a test: a setting exists in both or in neither.
+A test compares docs/configuration.md with ``SETTINGS``. Start with ``Config`` and ``resolve``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEAST_BARE_SIZE: Final = 1000
 
 
 def _setting_bytes(value: str | int) -> int:
-    """Return a size as ``parse_bytes``; a few bytes without a unit are taken for a unit that was forgotten."""
+    """Parse a size; refuse small numbers without a unit, because the unit was probably forgotten."""
     size = parse_bytes(value)
     if 0 < size < _LEAST_BARE_SIZE and not str(value).strip()[-1:].isalpha():
         raise ConfigError(f"{value!r} means {size} bytes; write the unit, as in {size}GiB, or {size}B if that is meant")
@@ -100,7 +100,7 @@ def _seconds(value: str | int | float) -> float:
 
 
 def _age(value: str | int | float) -> float:
-    """Return seconds; ``inf`` is an age that nothing exceeds."""
+    """Parse seconds. ``inf`` is valid, for no limit."""
     seconds = math.nan
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
@@ -120,7 +120,7 @@ MOST_FETCH_PROCESSES: Final = 64
 
 
 def _fetch_processes(value: str | int | None) -> int | None:
-    """Return a number of processes; None for ``auto``."""
+    """Parse a number of processes; return None for ``auto``."""
     if value in (None, "", "auto"):
         return None
     if not 0 <= (number := whole(value)) <= MOST_FETCH_PROCESSES:
@@ -132,11 +132,11 @@ LEAST_PORT: Final = 1025
 MOST_PORT: Final = 65535
 
 METRICS_PORT: Final = 7733
-"""Where metrics are served unless told otherwise; a free port when another program has it."""
+"""Default port of the metrics. If another program uses it, a free port is taken."""
 
 
 def _metrics(value: str | int) -> str | None:
-    """Return ``host:port``, ``""`` for none, None for ``auto``; a port alone is one of 127.0.0.1."""
+    """Parse an address; return ``host:port``, ``""`` for none, None for ``auto``. The default host is 127.0.0.1."""
     text = str(value).strip()
     if text == "auto":
         return None
@@ -153,7 +153,7 @@ def _metrics(value: str | int) -> str | None:
 
 
 def _pool(value: Any) -> str:
-    """Return ``host:port``, ``[::1]:port`` and paths of unix sockets in the order given, each once, commas between."""
+    """Parse addresses and paths of unix sockets; return them without duplicates, separated by commas."""
     if not isinstance(value, str) and not (
         isinstance(value, Iterable) and all(isinstance(entry, str) for entry in value)
     ):
@@ -182,13 +182,13 @@ def _path(value: str | os.PathLike[str]) -> Path:
 
 
 SAMPLE_SET: Final = "sampleset://"
-"""Begins the name of a sample set, wherever a URL or a directory may stand."""
+"""Prefix of the name of a sample set, which is valid as a URL and as a directory."""
 
 _ROOT: Final = re.compile(rf"{SAMPLE_SET}[^{os.pathsep}]*|[^{os.pathsep}]+")
 
 
 def _paths(value: Any) -> tuple[str, ...] | None:
-    """Return absolute directories and names of sample sets; None for ``auto``. As text they are separated as in ``PATH``."""
+    """Parse directories, separated as in ``PATH``, and sample sets; return None for ``auto``."""
     if value is None or value == "auto":
         return None
     if isinstance(value, os.PathLike):
@@ -231,7 +231,7 @@ def _setting(parse: Any, default: Any, help: str, *, factory: Any = None) -> Any
 class Config:
     """All settings. Each is a keyword, ``PREFEED_<NAME>`` in the environment and ``<name>`` in ``config.toml``.
 
-    All but ``places.USER_SETTINGS``, and the directory of ``disk``, may also stand in ``prefeed.toml``.
+    ``prefeed.toml`` can set all settings except ``places.USER_SETTINGS`` and the directory of ``disk``.
     """
 
     enabled: bool = _setting(parse_bool, True, "0 turns prefeed off: loaders behave exactly as torch's own")
@@ -290,41 +290,40 @@ class Config:
     report_interval: float = _setting(_seconds, 120.0, "seconds between two lines of hit rates in the log; 0 = none")
 
     limits: Limits = Limits()
-    """Constants that tests replace; not a setting."""
+    """Constants that tests can replace; not a setting."""
 
     @property
     def disk_path(self) -> Path:
-        """Directory of the disk tier of this kernel's first server; others beside it have one with another number."""
+        """Directory of the disk tier of this node's first server. Further servers use the next numbers."""
         name = f"{boot_name()}-0"
         return self.disk.directory / name if self.disk.directory else self.home / "nodes" / name / "disk"
 
     @property
     def home_id(self) -> str:
-        """Eight hex digits that tell one home from another."""
+        """Eight hexadecimal digits that identify the home."""
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:8]
 
     @property
     def node_id(self) -> str:
-        """What tells the socket and the store of this home, on this node, from all others."""
+        """Identifies this home on this node. Part of the socket's and the store's name."""
         return f"{self.home_id}-{boot_name()[:8]}"
 
     @property
     def runtime_dirs(self) -> tuple[Path, ...]:
-        """Where the socket may lie, ``<base>/prefeed-<uid>/<node id>``: a server takes the first that can be trusted."""
+        """Candidates for the directory of the socket, ``<base>/prefeed-<uid>/<node id>``. A server uses the first trusted one."""
         return runtime_dirs(os.environ.get("XDG_RUNTIME_DIR", ""), self.home, self.node_id, os.getuid())
 
     @property
     def common_runtime_dirs(self) -> tuple[Path, ...]:
-        """Those of all processes of the user on this node, whatever their environment.
+        """Candidates that do not depend on the environment of a process.
 
-        In the first of them that can be trusted each server says where it is. No other user can have taken the last one,
-        which lies in the home.
+        Each server records its socket in the first trusted one. The last one is in the home, where no other user can create it.
         """
         return runtime_dirs("", self.home, self.node_id, os.getuid())
 
     @property
     def runtime_dir(self) -> Path:
-        """Private directory (0700) of the socket and of plans in transit, as a server that is started now has it."""
+        """Private directory (0700) of the socket and of plans in transit, for a server that starts now."""
         *shared, in_home = self.runtime_dirs
         return next(filter(is_own_possible, shared), in_home)
 
@@ -335,11 +334,11 @@ class Config:
 
 
 DEFAULT_PORT: Final = 50052
-"""The port that stands for the home itself, in ``cache_admin`` and ``DatasetCache``."""
+"""Port that identifies the home itself, in ``cache_admin`` and ``DatasetCache``."""
 
 
 def config_for_port(config: Config, port: int) -> Config:
-    """Return the settings of the server that a port names: each port but 50052 has a home of its own."""
+    """Return the settings of the server of a port. Each port except 50052 has its own home."""
     return config if port == DEFAULT_PORT else replace(config, home=config.home / "ports" / str(port))
 
 
@@ -353,7 +352,7 @@ SERVER_SETTINGS: Final = (
     "pool",
     "metrics",
 )
-"""Those that a node server keeps from its start, whatever a client that comes later has."""
+"""Settings that a node server keeps from its start, even if later clients have other values."""
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -374,24 +373,24 @@ def resolve(
     toml_path: Path | None = None,
     limits: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Return the settings in force: keywords, ``PREFEED_*``, ``prefeed.toml``, the user's ``config.toml``, defaults.
+    """Resolve the settings from keywords, ``PREFEED_*``, ``prefeed.toml``, the user's ``config.toml`` and defaults, in this order.
 
-    Where data go and come from, ``prefeed.toml`` does not say; nor is it read when it is somebody else's.
+    ``prefeed.toml`` cannot set destinations and sources of data, and is ignored if another user can write to it.
 
     Args:
-        overrides: Settings by name; ``None`` values mean "not given".
-        environ: Defaults to the process's environment.
-        toml_path: Defaults to ``prefeed.toml`` in the working directory.
-        limits: Values of ``Limits`` for a test, by name; the others are those of the process.
+        overrides: Settings by name. None means that a setting is not given.
+        environ: Environment; None for that of the process.
+        toml_path: Project file; None for ``prefeed.toml`` in the working directory.
+        limits: Values of ``Limits`` by name, for tests. Other limits are those of the process.
 
     Raises:
-        ConfigError: An unknown name or an unusable value; the message says where it came from.
+        ConfigError: A name is unknown or a value invalid. The message contains the source of the setting.
     """
     return resolve_with_places(overrides, environ=environ, toml_path=toml_path, limits=limits)[0]
 
 
 DEFAULT: Final = "default"
-"""The place of a setting that none of the places names."""
+"""Source of a setting that has its default value."""
 
 
 def resolve_with_places(
@@ -401,7 +400,7 @@ def resolve_with_places(
     toml_path: Path | None = None,
     limits: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, str]]:
-    """Return the same as ``resolve``, and for each setting where its value comes from; see there."""
+    """Resolve the settings as ``resolve`` does, and return the source of each value as well."""
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     require_known(given, SETTINGS)
     environ = os.environ if environ is None else environ
@@ -438,26 +437,26 @@ def _parsed(parse: Any, value: Any, name: str, shown: str) -> Any:
 
 
 def parse_setting(name: str, value: Any, shown: str = "") -> Any:
-    """Return the value of a setting as ``Config`` has it.
+    """Parse the value of a setting for ``Config``.
 
     Args:
-        name: Of the setting.
-        value: As somebody gave it.
-        shown: What messages call it; its name unless given.
+        name: Name of the setting.
+        value: Value as given by the user.
+        shown: Name of the setting in messages; empty for ``name``.
 
     Raises:
-        ConfigError: It cannot be used; the message says why, and what can.
+        ConfigError: The value is invalid. The message contains the reason and valid values.
     """
     return _parsed(SETTINGS[name].metadata["parse"], value, name, shown or name)
 
 
 def is_size(name: str) -> bool:
-    """Return whether the value of a setting is a number of bytes."""
+    """Return True if a setting is a number of bytes."""
     return SETTINGS[name].metadata["parse"] is _optional_bytes
 
 
 def as_text(name: str, value: Any) -> str:
-    """Return the value of a setting as a variable of the environment says it."""
+    """Format the value of a setting as for an environment variable."""
     if isinstance(value, tuple):
         return os.pathsep.join(value)
     if value is None:
@@ -468,10 +467,10 @@ def as_text(name: str, value: Any) -> str:
 
 
 def settings_of(config: Config | None) -> Config:
-    """Return these settings, or those in force in the process.
+    """Return these settings, or for None those in force in the process.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The argument is not a ``Config``.
     """
     if config is None:
         return current()
@@ -487,10 +486,10 @@ _process_overrides: dict[str, Any] = {}
 
 
 def configure(**settings: Any) -> Config:
-    """Every later ``current`` of this process has these settings; return what is in force now.
+    """Change settings of this process, and return the settings in force.
 
     Raises:
-        ConfigError: An unknown name or an unusable value; nothing was changed.
+        ConfigError: A name is unknown or a value invalid. No setting was changed.
     """
     merged = {**_process_overrides, **settings}
     config = resolve(merged)
@@ -533,5 +532,5 @@ def environment() -> dict[bytes, bytes]:
 def _working_directory() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # The directory was deleted.
         return ""

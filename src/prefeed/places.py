@@ -1,4 +1,8 @@
-"""Where a user's settings and sockets lie, on a machine that others use too."""
+"""Paths of a user's settings, home and sockets on a shared machine, and the files with settings.
+
+Only settings that this user or root has written are trusted. ``prefeed.toml`` in the working directory cannot set ``USER_SETTINGS``,
+because it may come with a cloned repository. Start with ``read_settings``.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,17 @@ from prefeed.errors import ConfigError
 from prefeed.system.trust import why_not_trusted_file
 
 USER_SETTINGS: Final = ("home", "memory_dir", "pool", "metrics")
-"""Where data go, where they come from, and who is told of it: no file that came with somebody's code may say so."""
+"""Settings of destinations and sources of data, which a file in a cloned repository must not set."""
 
 NO_HOME: Final = Path("/dev/null/no-home-directory")
-"""Stands for the home of a user without a home directory: no user, not even root, can make or read anything in it."""
+"""Home of a user without a home directory. No user, not even root, can create or read files below it."""
 
 _log = logging.getLogger("prefeed")
 _said: set[str] = set()
 
 
 def say_once(text: str) -> None:
-    """Log a warning, once a process."""
+    """Log a warning once per process."""
     if text not in _said:
         _said.add(text)
         _log.warning("prefeed: %s", text)
@@ -35,13 +39,13 @@ def say_once(text: str) -> None:
 
 @functools.lru_cache
 def runtime_dirs(given: str, home: Path, node_id: str, user: int) -> tuple[Path, ...]:
-    """Return the directories in which a server may listen, the preferred one first.
+    """List the directories in which a server may listen, the preferred one first.
 
     Args:
-        given: ``XDG_RUNTIME_DIR``; counts if it is an absolute path.
-        home: Of the server; the last directory lies in it.
-        node_id: Stands for the home on this node.
-        user: Whose they are.
+        given: ``XDG_RUNTIME_DIR``, used if it is an absolute path.
+        home: Home of the server, which contains the last directory.
+        node_id: Identifier of the home on this node.
+        user: Number of the user who owns the directories.
     """
     bases = [given] if given.startswith("/") else []
     bases += [f"/run/user/{user}", "/tmp", "/dev/shm", f"{home}/run"]
@@ -49,22 +53,22 @@ def runtime_dirs(given: str, home: Path, node_id: str, user: int) -> tuple[Path,
 
 
 def home_directory() -> str:
-    """Return the user's home directory; empty when neither ``HOME`` nor the system's list of users says which."""
+    """Return the user's home directory; empty if neither ``HOME`` nor the user database has one."""
     given = os.environ.get("HOME", "")
     if os.path.isabs(given):
         return given
     try:
         listed = pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:  # as in a container that runs as a user of its own choice
+    except KeyError:  # For example in a container with an arbitrary user number.
         return ""
     return listed if os.path.isabs(listed) else ""
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return a path, absolute, in which ``~`` at its start stands for a home directory.
+    """Make a path absolute and expand ``~`` at its start.
 
     Raises:
-        ConfigError: That home directory is not known.
+        ConfigError: The home directory is unknown.
     """
     text = os.fspath(path)
     name, slash, rest = text.partition("/")
@@ -72,14 +76,12 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(text).absolute()
     home = home_directory() if name == "~" else os.path.expanduser(name)
     if not os.path.isabs(home):
-        raise ConfigError(
-            f"{text!r}: {name} stands for a home directory that is not known here; write the path in full"
-        )
+        raise ConfigError(f"{text!r}: the home directory of {name} is unknown; write an absolute path")
     return Path(home + slash + rest)
 
 
 def _user_directory(variable: str, below_home: str) -> Path:
-    """Return one of the XDG base directories, or where it lies in the home directory; one that is relative does not count."""
+    """Return an XDG base directory, by default below the home directory. Relative values are ignored."""
     given = os.environ.get(variable, "")
     if os.path.isabs(given):
         return Path(given)
@@ -88,17 +90,17 @@ def _user_directory(variable: str, below_home: str) -> Path:
 
 
 def user_file() -> Path:
-    """Return the path of the user's own settings."""
+    """Return the path of the user's settings."""
     return _user_directory("XDG_CONFIG_HOME", ".config") / "prefeed" / "config.toml"
 
 
 def default_home() -> Path:
-    """Return where manifests, records and credentials lie unless the settings say otherwise; below ``NO_HOME``: nowhere."""
+    """Return the default directory of manifests, records and credentials; below ``NO_HOME`` if there is no home directory."""
     return _user_directory("XDG_CACHE_HOME", ".cache") / "prefeed"
 
 
 def is_nowhere(home: Path) -> bool:
-    """Return whether a home is that of a user without a home directory."""
+    """Return True if a home is below ``NO_HOME``."""
     return NO_HOME in home.parents
 
 
@@ -110,10 +112,13 @@ def lack_of_space(err: BaseException | None, home: Path) -> str:
 
 
 def read_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """Return what a TOML file says; nothing where there is none, or others than this user and root could have written it.
+    """Read settings from a TOML file.
+
+    Returns:
+        An empty dict if the file does not exist, or users other than this one and root can write to it.
 
     Raises:
-        ConfigError: It is no TOML, or has a setting that is not known.
+        ConfigError: The file is not TOML, or contains an unknown setting.
     """
     text = ""
     try:
@@ -126,12 +131,12 @@ def read_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
 
 
 def require_known(names: Collection[str], known: Collection[str], where: str = "") -> None:
-    """Raise ``ConfigError`` for a name that is no setting; it says which one was meant, if it is like one.
+    """Raise ``ConfigError`` for an unknown setting, and suggest the most similar one.
 
     Args:
-        names: To look at.
-        known: Names of settings.
-        where: Begins the message.
+        names: Names to check.
+        known: Names of all settings.
+        where: Prefix of the message.
     """
     unknown = sorted(set(names) - set(known))
     if unknown:
@@ -141,12 +146,12 @@ def require_known(names: Collection[str], known: Collection[str], where: str = "
 
 
 def near(name: str, known: Collection[str]) -> str:
-    """Return the known name that is most like this one; empty when none is."""
+    """Return the most similar known name; empty if none is similar."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.75)), "")
 
 
 def _with_quotes(text: str, known: Collection[str]) -> str:
-    """Return how a text without quotes would have to be written, the usual mistake in such a file; empty when it is none."""
+    """Return a hint if a value in the file lacks quotes, the most common mistake; otherwise an empty string."""
     for line in text.splitlines():
         name, equals, value = (part.strip() for part in line.partition("#")[0].partition("="))
         if equals and name in known and value:
@@ -158,10 +163,10 @@ def _with_quotes(text: str, known: Collection[str]) -> str:
 
 
 def project_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
-    """Return the settings of a file that may have come with a cloned repository: not those that are the user's to say.
+    """Read settings from a file that may belong to a cloned repository, without ``USER_SETTINGS``.
 
     Raises:
-        ConfigError: It is no TOML, or has a setting that is not known.
+        ConfigError: The file is not TOML, or contains an unknown setting.
     """
     table = read_settings(path, known)
     with_directory = ("disk",) if ":" in str(table.get("disk", "")) else ()
@@ -176,9 +181,9 @@ def project_settings(path: Path, known: Collection[str]) -> dict[str, Any]:
 
 
 def read_trusted(path: Path) -> bytes:
-    """Return the content of a file; nothing if it does not exist, or if other users than this one and root may write to it."""
+    """Read a file; return nothing if it does not exist, or if users other than this one and root can write to it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # O_NONBLOCK, to not wait for a pipe.
     except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as err:

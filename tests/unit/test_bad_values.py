@@ -237,5 +237,5 @@ def test_home_directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     for home in ("", "relative"):
         monkeypatch.setenv("HOME", home)
         assert default_home() == user_file().parents[1] / "prefeed" == Path("/dev/null/no-home-directory/prefeed")
-        with pytest.raises(ConfigError, match=r"'~/x': ~ stands for a home directory that is not known"):
+        with pytest.raises(ConfigError, match=r"'~/x': the home directory of ~ is unknown"):
             resolve({"home": "~/x"}, environ={}, toml_path=NO_TOML)

@@ -1,4 +1,4 @@
-"""Measures whether a training loop waits for data, and what helps: ``prefeed doctor`` and ``prefeed tune``.
+"""Measures whether a training loop waits for data, and finds remedies: ``prefeed doctor`` and ``prefeed tune``.
 
 Both run the same trials and return the same report.
 

@@ -1,4 +1,4 @@
-"""Cost of the parts of a batch when one thread makes it: opening and reading files, decoding, collating, transfer."""
+"""Measures the parts of a batch in one thread: opening and reading files, decoding, collating, transfer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from prefeed.types import Buffer
 _OF_STREAM: Final = 8
 _TRANSFERS: Final = 32
 _MAX_FILE_BYTES: Final = 256 << 20
-"""Programs read a larger file in parts; all of it is not what a sample costs, and may not fit in memory."""
+"""Maximum size of a file that is timed. Programs read larger files in parts, and these may not fit in memory."""
 
 
 class TimedFiles:
-    """Reads the files that samples open, and times that: an ``interception.FileReader``.
+    """``interception.FileReader`` that times the opens and reads of samples.
 
     Attributes:
         opening_seconds: Seconds in ``open``; ``reading_seconds`` those in ``read``.
@@ -45,7 +45,7 @@ class TimedFiles:
         return True
 
     def read_file(self, path: str) -> Buffer | None:
-        """Return the file's bytes; None if it cannot be read, so that the sample meets the error by itself."""
+        """Read and time a file; return None if it cannot be read, so that the sample raises the error itself."""
         started = time.perf_counter()
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -72,14 +72,14 @@ def costs_of(
     device: torch.device | None,
     files: TimedFiles,
 ) -> Costs:
-    """Return the costs of one batch, from making some in this thread.
+    """Measure the costs of one batch, by computing several in this thread.
 
     Files, pipes and connections of a stream cannot be told apart: ``reading`` is the time in which this process did not compute.
 
     Args:
-        loader: The user's.
+        loader: Loader of the user.
         batches: Batches that were not read before; the first one only warms up. None for a stream.
-        device: Device that the step copies batches to; None: none.
+        device: Device that the step copies batches to, or None.
         files: Receives the files that are opened.
     """
     number = _OF_STREAM if batches is None else len(batches) - 1
@@ -113,7 +113,7 @@ def costs_of(
 
 
 def _samples_of(loader: TorchDataLoader[Any], batches: Sequence[IndexBatch] | None) -> Iterator[Any]:
-    """Yield what torch's fetcher passes to ``collate_fn``."""
+    """Yield the arguments of ``collate_fn``, as torch's fetcher computes them."""
     dataset: Any = loader.dataset
     if batches is None:
         dataset = copy.deepcopy(loader.dataset)
@@ -133,7 +133,7 @@ def _same(batch: Any) -> Any:
 
 
 def _transfer_seconds(loader: TorchDataLoader[Any], batch: Any) -> float:
-    """Return the seconds between two batches of one worker that only sends them."""
+    """Measure the seconds between two batches of a worker that only sends them."""
     ready: TorchDataLoader[Any] = torch.utils.data.DataLoader(
         [batch] * _TRANSFERS,  # type: ignore[arg-type]
         batch_size=None,
@@ -150,7 +150,7 @@ def _transfer_seconds(loader: TorchDataLoader[Any], batch: Any) -> float:
 
 
 def _to_device_seconds(batch: Any, device: torch.device | None) -> float | None:
-    """Return the seconds of copying a batch to the device; None without one."""
+    """Measure the seconds of copying a batch to the device; return None without a device."""
     if device is None or device.type == "cpu":
         return None
     started = 0.0

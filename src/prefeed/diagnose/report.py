@@ -1,4 +1,4 @@
-"""The report of ``prefeed doctor`` and ``prefeed tune``: a verdict in words, findings with their factors, and all trials. Pure."""
+"""Report of ``prefeed doctor`` and ``prefeed tune``, with a verdict, findings with their factors, and all trials. Pure."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that makes the loop faster, and by how much.
+    """Change that makes the loop faster, with its factor.
 
     Attributes:
-        what: Noun phrase, and ``how``: what to type.
+        what: Noun phrase for the change; ``how`` is the text to type.
         speedup: How many times as fast the loop is with it.
         low: Lower end of the interval that holds the true value in 95 of 100 cases, and ``high``; None: one run.
         first_speedup: ``speedup`` of the first epoch, while a cache is being filled; None: no difference.
@@ -171,7 +171,7 @@ def doctor_report(
 
 
 def _shares(loader: LoaderFacts, timed: dict[str, Trial], costs: Costs | None, waiting: float) -> dict[str, float]:
-    """Divide the waiting in proportion to what each part of a batch takes."""
+    """Divide the waiting in proportion to the times of the parts of a batch."""
     if costs is None:
         return {}
     workers = max(1, loader.settings.num_workers)
@@ -256,7 +256,7 @@ def _waiting_sentence(waiting: float, shares: dict[str, float], costs: Costs | N
 
 
 def _hints(loader: LoaderFacts, costs: Costs | None, shares: dict[str, float]) -> Iterator[str]:
-    """Yield what helps by an amount that only a change of the program can show."""
+    """Yield hints whose gain only a change of the program can show."""
     if costs is not None and costs.jpeg_share > 0.5 and shares.get("decode", 0.0) >= 0.1:
         yield "Its files are JPEGs: prefeed.vision.ResizeCropNormalize decodes and resizes them faster (`prefeed bench decode`)."
     number = loader.settings.num_workers

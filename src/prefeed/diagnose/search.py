@@ -187,9 +187,9 @@ class Search:
         present: Present settings.
         cores: Processors of this process.
         budget: Seconds for everything, of which ``spent`` have passed.
-        has_device: Batches are copied to a device, which computes meanwhile.
-        threads: Intra-op threads of the training step; None: there is no step, so they do not matter.
-        compute_seconds: Seconds of the training step alone; None: there is no step.
+        has_device: Batches are copied to a device, which computes in the meantime.
+        threads: Intra-op threads of the training step; None without a step.
+        compute_seconds: Seconds of the training step alone; None without a step.
         trials: All trials, in order.
         best: Proven best settings, the present ones included. If the present ones fail, the fastest that work.
         ratio: How many times as fast ``best`` is; None without a proof.
@@ -268,7 +268,7 @@ class Search:
             wins = trial.reason is None and factor * self._seconds_of(other) <= self._seconds_of(best)
             is_close = self._seconds_of(best) < 1.5 * trial.step_seconds
             if wins and is_close and not is_smaller and self._has_time([best], _SHORT):
-                again = yield from self._run(best, _SHORT)  # the machine may have become faster meanwhile
+                again = yield from self._run(best, _SHORT)  # The machine may have become faster in the meantime.
                 wins = factor * trial.step_seconds <= again.step_seconds
             best, losses = (other, 0) if wins else (best, losses + 1)
             if self._works(best) and (losses == 2 or (losses and is_smaller) or self._takes_all_time(other)):
@@ -290,7 +290,7 @@ class Search:
         return ratio_of(pairs)
 
     def _other_threads(self, settings: Settings) -> list[Settings]:
-        """Return other numbers of intra-op threads: what the workers leave, half, all and one."""
+        """Return other numbers of intra-op threads: the cores without workers, half, all and one."""
         now, cores = self.threads, self.cores
         numbers = {max(1, cores - settings.num_workers), max(1, cores // 2), cores, 1} - {now, settings.threads}
         ordered = sorted(numbers, reverse=True) if now is not None else []

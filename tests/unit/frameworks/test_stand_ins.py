@@ -300,4 +300,4 @@ def test_a_framework_that_is_made_otherwise_is_left_alone(
     with caplog.at_level(logging.WARNING, "prefeed"), auto():
         pass
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"prefeed: loaders of {module.__name__.partition('.')[0]} are left alone: ")
+    assert line.startswith(f"prefeed: loaders of {module.__name__.partition('.')[0]} do not use the cache: ")
