@@ -37,7 +37,9 @@ WAITING: Final = Metric(
     (),
     "Sets that have changed and were not reconciled yet. Growth means that the API server is slow.",
 )
-KNOWN: Final = Metric("prefeed_operator_known_objects", "gauge", (), "Objects of the cluster that the operator watches.")
+KNOWN: Final = Metric(
+    "prefeed_operator_known_objects", "gauge", (), "Objects of the cluster that the operator watches."
+)
 METRICS: Final = (ENDS, WAITING, KNOWN)
 """All metrics of the operator, in the order in which the page has them."""
 
