@@ -71,7 +71,7 @@ def command(
     elif replace(options, seed=0) != WarmupOptions():
         result = _warm_in_order(url, options, config, show_progress=show_progress)
     else:
-        where, config = locate_place(url, config)
+        where, config = located(url, config)
         result = _warm_everything(backend_of(ctx), where, config, show_progress=show_progress)
     print_result(ctx, result, as_json=as_json)
 
@@ -97,7 +97,7 @@ def clear(
     if url is not None and paths:
         result = clear_below(place_of(url, config), paths)
     else:
-        where, config = (None, config) if url is None else locate_place(url, config)
+        where, config = (None, config) if url is None else located(url, config)
         with backend_of(ctx).connect(config) as client:
             result = client.clear(where)
     render.show(as_json, render.clear_object(result), render.clear_lines(result))
