@@ -17,7 +17,7 @@ from typing import Any, Final
 from prefeed.client.access import AccessMap
 from prefeed.client.files import SampleFiles
 from prefeed.client.reader import ObjectReader
-from prefeed.client.readers import serving
+from prefeed.client.readers import process_readers, serving
 from prefeed.client.writes import Writes, written_files
 from prefeed.interception import install, reads_from
 from prefeed.sources.learned import LearnedMap
@@ -102,6 +102,7 @@ class Served(StandIn):
     def batch_made(self) -> None:
         """A batch ends: the server hears what was read of it, and the loader what that cost."""
         self.reader.report()
+        process_readers.report()  # of datasets inside this one, which have readers of their own
         self.shared.count_reads(*self.reader.take_counts())
         if self._files is not None:
             self.shared.add(self._files.costs.take())
