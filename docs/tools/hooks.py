@@ -28,7 +28,7 @@ PAGES: Final = {
 }
 """Files of the repository's root, and the pages that they are."""
 
-DIRECTORIES: Final = {"docs/adr": "adr/index.md", "docs/guide": "guide/zero-code.md"}
+DIRECTORIES: Final = {"docs/adr": "adr/index.md", "docs/guide": "guide/run.md"}
 COPIES: Final = "repository"
 """Folder of the site with copies of other files that pages link to."""
 

@@ -42,7 +42,7 @@ def test_python_blocks_run(path: Path, tmp_path: Path, record_property) -> None:
     record_property("num_not_run", page.num_not_run)
 
 
-@pytest.mark.parametrize("name", ["zero-code", "files"])
+@pytest.mark.parametrize("name", ["run", "sample-files", "files"])
 def test_guides_on_slow_storage(name: str, tmp_path: Path) -> None:
     run_page(DOCS / "guide" / f"{name}.md", tmp_path, is_slow=True)
 

@@ -212,7 +212,7 @@ def failed(directory: Path, folder: str, *lines: str) -> str:
     patient = "LEAK_TIMEOUT_SECONDS = 90.0"
     assert patient in conftest
     (directory / "conftest.py").write_text(conftest.replace(patient, "LEAK_TIMEOUT_SECONDS = 0.1"))
-    for name in ("leaks.py", "sandbox.py", "purity.py", "warm.py", "profiles.py"):
+    for name in ("leaks.py", "limits.py", "sandbox.py", "purity.py", "warm.py", "profiles.py"):
         shutil.copy(here / name, directory)
     (directory / "pytest.ini").write_text("[pytest]\nmarkers =\n  leaks\n  cold\npythonpath = .\n")
     (directory / folder).mkdir()

@@ -1,4 +1,4 @@
-"""Makes pictures and titles for the pages' lines: ``data/train``, a folder a class, and ``data/pairs``."""
+"""Creates pictures and titles for the guides: ``data/train``, a folder per class, and ``data/pairs``."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-for number in range(24):
-    pixels = Image.fromarray(np.random.default_rng(number).integers(0, 255, (40, 40, 3), dtype=np.uint8))
+for number in range(0 if Path("data").exists() else 24):  # the second run of a page reads the same files
+    pixels = Image.fromarray(np.random.default_rng(number).integers(0, 255, (300, 300, 3), dtype=np.uint8))
     folder = Path("data/train") / ("cat", "dog")[number % 2]
     pairs = Path("data/pairs")
     for directory in (folder, pairs / "images", pairs / "titles"):
