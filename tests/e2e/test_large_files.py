@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import prefeed
 from e2e.automatic import auto
+from limits import set_limits
 from prefeed.client import large_files
 from prefeed.files import close
 from sandbox import Sandbox
@@ -37,9 +38,10 @@ def put(path: Path, data: bytes, second: int = LONG_AGO) -> None:
 def source(tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Three files that are too large to be cached whole, on storage that counts as slow."""
     for name, value in {
-        "ROOTS": str(tmp_path), "BLOCK_SIZE": "64KiB", "MAX_OBJECT": "256KiB", "START_TIMEOUT": "120", "READS": "all",
+        "ROOTS": str(tmp_path), "READS": "all",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"PREFEED_{name}", value)
+    set_limits(monkeypatch, block_bytes=BLOCK, max_object_bytes=4 * BLOCK, start_seconds=120)
     monkeypatch.setattr(large_files.Storages, "are_slow", lambda *_: True)
     for number in range(3):
         put(tmp_path / f"{number}.bin", content(number))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from limits import set_limits
 from prefeed.client.node import NodeClient
 from prefeed.config import Config, resolve
 from prefeed.jobs.places import locate_place
@@ -27,8 +28,9 @@ def origin(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Config:
-    for name, value in {"MEMORY": "16MiB", "DISK": "100MiB", "DISK_FREE": "1MiB"}.items():
+    for name, value in {"MEMORY": "16MiB", "DISK": "100MiB"}.items():
         monkeypatch.setenv(f"PREFEED_{name}", value)
+    set_limits(monkeypatch, disk_free_bytes=1 << 20)
     return resolve()
 
 
