@@ -1,20 +1,20 @@
-"""Sample sets in Kubernetes.
+"""Sample sets in Kubernetes: manifests, the sidecar of a pod, and the operator. Start with ``crds``.
 
-``crds``       the resources: start reading here
-``schema``     schemas of documents, from the types of the strict reader
-``status``     the ``status`` of resources
-``paddlejob``  documents of kind PaddleJob
-``paddle_pods``  what becomes of them: pods, a Service, a status
-``mounts``     a set as a directory of its nodes
-``workloads``  documents in which pods are described, and what becomes of them
-``jobs``       jobs of sample sets, as pods have them
-``pods``       a pod gets a cache: a sidecar and volumes
-``nodes``      a node gets a cache that its pods share
-``operator``   makes what documents ask for in a cluster
-``sets``       a sample set as a pod has it
-``without_effect``  options that change nothing in a cluster
-``layout``     where volumes lie in containers
-``sidecar``    what the sidecar does
-``sizes``      how it tells the operator what it holds
-``child``      commands that it runs beside its server
+``crds``            CustomResourceDefinitions of SampleSet, SampleJob and PaddleJob
+``schema``          structural schemas, derived from the types of the strict reader
+``status``          fields of ``status``
+``paddlejob``       reader of PaddleJob documents
+``paddle_pods``     pods and Service of a PaddleJob
+``mounts``          StatefulSet that mounts a set on its nodes
+``workloads``       patches the pods of manifests
+``jobs``            warm-ups that sidecars run
+``pods``            adds a sidecar and volumes to a pod
+``nodes``           cache of a node, shared by its pods
+``operator``        reconciles documents in a cluster
+``sets``            a sample set with the volumes of a pod
+``without_effect``  options that have no effect in a cluster
+``layout``          paths of volumes in containers
+``sidecar``         program of the sidecar
+``sizes``           HTTP endpoint that reports cache sizes to the operator
+``child``           child processes of the sidecar
 """

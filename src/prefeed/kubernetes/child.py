@@ -1,4 +1,4 @@
-"""Commands of prefeed that a sidecar runs beside its server: in children, one at a time, until it ends."""
+"""Runs prefeed commands in child processes of a sidecar, next to its server and one at a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 
 class Child:
-    """One child at a time, with the environment that the sidecar was given.
+    """Runner of child processes, one at a time, with the environment of the sidecar.
 
-    **Threads and processes**: one thread calls ``run``; any one calls ``end``, after which no child is there or is started.
+    **Threads and processes**: one thread calls ``run``. Any thread may call ``end``, after which no child is started.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -22,9 +22,9 @@ class Child:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self, *words: str, has_output: bool = False) -> tuple[int, bytes]:
-        """Run a command to its end; return its exit status, and its output if that is wanted.
+        """Run a command to its end. Return its exit status and its output.
 
-        The status is 0 when no child is to be started any more.
+        The output is empty unless ``has_output``. After ``end``, nothing is started and the status is 0.
         """
         with self._lock:
             if self._is_ending:
@@ -39,7 +39,7 @@ class Child:
         return child.returncode, output or b""
 
     def end(self) -> None:
-        """Tell the child to end, and start none any more."""
+        """Send SIGTERM to the running child and start no other one."""
         with self._lock:
             self._is_ending = True
             if self._child is not None:

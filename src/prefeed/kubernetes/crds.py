@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions of SampleSet, SampleJob and PaddleJob, for ``kubectl apply``."""
+"""Builds the CustomResourceDefinitions of SampleSet, SampleJob and PaddleJob, for ``kubectl apply``."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _CONTENTS: Final[dict[str, tuple[type[Fields], type[Fields]]]] = {
     PADDLE_JOB: (PaddleJobSpec, PaddleJobStatus),
 }
 KINDS: Final = (SAMPLE_SET, SAMPLE_JOB)
-"""Kinds that prefeed defines wherever it is installed."""
+"""Kinds whose definitions every installation of prefeed applies."""
 
 OWNER: Final = {"app.kubernetes.io/part-of": "prefeed"}
-"""Labels of a definition that is ours: without them, a PaddleJob is Paddle's own operator's."""
+"""Labels of a definition from prefeed. A PaddleJob definition without them belongs to Paddle's operator."""
 
 _VERSIONS: Final = {PADDLE_JOB: PADDLE_JOB_VERSION.split("/")[1]}
 
@@ -68,7 +68,7 @@ def schema_of(kind: str) -> Schema:
 
 
 def definition(kind: str) -> Document:
-    """Return the CustomResourceDefinition of a kind."""
+    """Build the CustomResourceDefinition of a kind."""
     singular = kind.lower()
     columns = [{"name": name, "type": "string", "jsonPath": path} for name, path in _COLUMNS[kind]]
     return {
@@ -111,10 +111,10 @@ def definition(kind: str) -> Document:
 
 
 def definitions() -> list[Document]:
-    """Return those of ``KINDS``."""
+    """Build the definitions of ``KINDS``."""
     return [definition(kind) for kind in KINDS]
 
 
 def is_ours(found: Document) -> bool:
-    """Return whether a definition of PaddleJob that is in a cluster is prefeed's, so that its operator runs the jobs."""
+    """Return whether prefeed's operator runs the PaddleJobs of a cluster: the definition carries its labels."""
     return OWNER.items() <= ((found.get("metadata") or {}).get("labels") or {}).items()

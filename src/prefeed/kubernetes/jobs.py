@@ -1,4 +1,4 @@
-"""Jobs of sample sets, as pods have them: a warm-up fills the cache of each pod of its set, whose sidecar runs it. Pure."""
+"""Converts warm-up jobs of sample sets for the sidecars of pods, each of which fills the cache of its own pod. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ REFUSED: Final = {
 
 
 def warmup_of(document: Document) -> tuple[str, Document]:
-    """Return the name of the set of a warm-up, and the warm-up as a sidecar runs it.
+    """Return the name of the set of a warm-up, and the document that a sidecar runs.
 
     Raises:
-        SpecError: The job is not understood, or is none for a pod.
+        SpecError: The job is invalid, or sidecars cannot run it.
     """
     said = parse_job(document)
     name = said.metadata.name

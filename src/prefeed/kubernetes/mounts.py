@@ -1,11 +1,11 @@
-"""A set as a directory of its nodes, for pods that read plain files: mode ``node``, and only where a document has a ``mountPath``. Pure.
+"""Mounts a set as a directory on its nodes, for pods that read plain files. Pure. Start with ``stateful_set``.
 
 ::
 
     node: NAME-mount-i: prefeed mount ─FUSE→ DIRECTORIES/NAMESPACE/NAME/files  ──hostPath→  the pods' mountPath
-                                             DIRECTORIES/NAMESPACE/NAME/output ←─ what they write: mountPath/log
+                                             DIRECTORIES/NAMESPACE/NAME/output ←─ files the pods write: mountPath/log
 
-It is the only privileged container: kubelet shows a mount to other pods of its node only if the container that made it is privileged.
+Used in mode ``node``, for jobs with a ``mountPath``. Other pods see the mount because its container is privileged.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from prefeed.kubernetes.nodes import (
 from prefeed.sampleset.documents import Document
 
 WRITABLE: Final = "log"
-"""The directory of a mount that pods may write to."""
+"""Directory of a mount that pods may write to."""
 
 WAITER: Final = f"{PREFIX}files"
 """Name of the init container that waits for the mount."""
 
 FILES: Final = ROOT / "files"
 OUTPUT: Final = ROOT / "output"
-"""Where both lie in all containers: the mount has a link to the second one."""
+"""Paths of the files and of their writable part in all containers. The mount links to the writable part."""
 
 _FOR_READERS: Final = 0o1777
 _IS_MOUNTED: Final = '[ "$(stat -f -c %t {place} 2>&1)" = 65735546 ] && stat {place}/{link} >/dev/null'
-"""Shell command that succeeds if a file system of the type FUSE answers at a place, and has the link that only the mount of a set has."""
+"""Shell command that succeeds if a FUSE file system answers at a path and has the link that only a set's mount has."""
 
 _MOUNT_SECONDS: Final = 600
-"""How long the containers of a pod wait for the files of their set: an image may have to be pulled on a new node."""
+"""Time that a pod waits for the files of its set. A new node may have to pull an image first."""
 
 
 def mount_name(name: str) -> str:
@@ -53,10 +53,10 @@ def mount_name(name: str) -> str:
 
 
 def stateful_set(given: NodeSet) -> Document:
-    """Return the StatefulSet that mounts a set on each node with a server of it.
+    """Return the StatefulSet that mounts a set on each node with one of its servers.
 
     Raises:
-        SpecError: Its servers run as a user who may not mount.
+        SpecError: The servers run as a user that may not mount.
     """
     require_user(given)
     labels = {**MANAGED, INSTANCE: given.found.name, COMPONENT: "mount"}
@@ -88,10 +88,10 @@ def stateful_set(given: NodeSet) -> Document:
 
 
 def require_user(given: NodeSet) -> None:
-    """Refuse a set whose servers run as a user who may not mount.
+    """Refuse a set whose servers run as a user that may not mount.
 
     Raises:
-        SpecError: The message says what to change.
+        SpecError: The annotation names a user other than root.
     """
     if given.user:
         raise SpecError(
@@ -101,12 +101,12 @@ def require_user(given: NodeSet) -> None:
 
 
 def with_files(template: Document, given: NodeSet, mount_path: str) -> Document:
-    """Return a template whose first container, and all that read the set, find its files at a path.
+    """Mount the files of a set into all containers of a pod that read it.
 
     Args:
-        template: That ``with_node_cache`` has given a cache.
+        template: Pod or template that ``with_node_cache`` returned. Changed in place.
         given: The set.
-        mount_path: Where they find them; ``log`` below it may be written.
+        mount_path: Path of the files in the containers. ``log`` below it is writable.
     """
     spec = template["spec"]
     for container in spec["containers"]:
@@ -121,12 +121,12 @@ def with_files(template: Document, given: NodeSet, mount_path: str) -> Document:
 
 
 def is_mounted(place: Path) -> str:
-    """Return the shell command that succeeds if the files of a set are mounted at a place and can be read."""
+    """Return a shell command that succeeds if the files of a set are mounted at a path and readable."""
     return _IS_MOUNTED.format(place=place, link=WRITABLE)
 
 
 def _waiter(given: NodeSet) -> dict[str, Any]:
-    """Return the init container that ends once the pod itself sees the files, so that no program starts on an empty directory."""
+    """Return the init container that waits for the mount, so that no program starts on an empty directory."""
     name = given.found.name
     failure = (
         f"the files of the SampleSet {name} are not mounted on this node after {_MOUNT_SECONDS} s; "

@@ -1,10 +1,10 @@
-"""A node gets a cache that all its pods share: one server per node in a StatefulSet, and what pods need to reach it. Pure.
+"""Gives each node one cache that its pods share: a StatefulSet with a server per node, and access for the pods. Pure.
 
 ::
 
-    node: the containers of trainings  ──hostPath: home, socket, tier──  NAME-runtime-i: the node server [and memcached]
+    node: the training containers  ──hostPath: home, socket, tier──  NAME-runtime-i: the node server [and memcached]
 
-Nothing in it is privileged. If there are several nodes, memcached servers among them are the pool.
+No container is privileged. With several nodes, their memcached containers form the pool. Start with ``NodeSet``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from prefeed.sampleset.documents import Document, decode
 from prefeed.sampleset.spec import SampleSetDocument, SampleSetSpec
 
 MODE: Final = "prefeed.io/mode"
-"""Annotation of a set: ``pod``, which is the default, or ``node``."""
+"""Annotation of a set: ``pod``, the default, or ``node``."""
 
 POD, NODE = "pod", "node"
 USER: Final = "prefeed.io/user"
-"""Annotation of a set in mode node: ``UID`` or ``UID:GID`` of its servers and of all containers that read it."""
+"""Annotation of a set in mode node: ``UID`` or ``UID:GID`` of its servers and of the containers that read it."""
 
 POOL: Final = "prefeed.io/pool-memory"
-"""Annotation of a set in mode node: MiB that each node gives to the pool."""
+"""Annotation of a set in mode node: memory of each node for the pool, in MiB."""
 
 MANAGED: Final = {"app.kubernetes.io/managed-by": "prefeed"}
 COMPONENT: Final = "app.kubernetes.io/component"
@@ -48,44 +48,44 @@ HOSTNAME: Final = "kubernetes.io/hostname"
 POD_NAME: Final = "statefulset.kubernetes.io/pod-name"
 
 DIRECTORIES: Final = "/var/lib/prefeed"
-"""On a node, with a directory per namespace and set."""
+"""Directory on a node, with a subdirectory per namespace and set."""
 
 IN_MEMORY: Final = "/dev/shm/prefeed"
 POOL_MIB: Final = 1024
 POOL_PORT: Final = 11211
 POOL_IMAGE: Final = "docker.io/library/memcached:1.6"
 _POOL_MARGIN_MIB: Final = 256
-"""Memory of memcached beside its values: connections and the table of keys."""
+"""Memory of memcached for connections and the hash table, in addition to its values."""
 
 _MAX_STATEFUL_SET: Final = 52
-"""Letters of a StatefulSet's name: its controller adds a hash to it, and makes a label of both."""
+"""Maximum letters of a StatefulSet's name: its controller makes a label of the name and a hash."""
 
 MOST_NODES: Final = 10_000
-"""That a set may have: more than a cluster has. Each is a name in the operator's memory."""
+"""Maximum nodes of a set, above the size of any cluster. The operator keeps a name in memory for each."""
 
 _MOST_OF_VARIABLE: Final = 128 * 1024 - 64
-"""Bytes of a value: with a longer one, Linux starts no process."""
+"""Maximum bytes of a variable: Linux starts no process with a longer one."""
 
 _SOURCE: Final = f"{PREFIX}source"
 _END_SECONDS: Final = 120
-"""For the server to end and to free its tier."""
+"""Time for the server to stop and to free its tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSet:
-    """A set whose nodes have caches.
+    """Sample set in mode node.
 
     Attributes:
-        found: As its servers have it.
-        namespace: Of the set.
-        partitions: Nodes with a cache.
-        user: Of its servers and readers.
-        group: Of the same; None: the image's.
-        image: Of its servers.
-        pool_mib: Memory of each server of the pool; 0: no pool.
-        pool_image: With memcached.
-        node_affinity: As the set has it; None: none.
-        tolerations: As the set has them.
+        found: The set with the volumes of its servers.
+        namespace: Namespace of the set.
+        partitions: Number of nodes with a cache.
+        user: UID of its servers and readers.
+        group: GID of its servers and readers, or None for that of the image.
+        image: Image of its servers.
+        pool_mib: Memory of each pool server in MiB, or 0 without a pool.
+        pool_image: Image with memcached.
+        node_affinity: ``nodeAffinity`` of the set, or None.
+        tolerations: ``tolerations`` of the set.
     """
 
     found: PodSet
@@ -101,12 +101,12 @@ class NodeSet:
 
     @property
     def name(self) -> str:
-        """Of its StatefulSet and its Service."""
+        """Name of its StatefulSet and its Service."""
         return runtime_name(self.found.name)
 
     @property
     def on_host(self) -> dict[str, str]:
-        """Directories of a node, by the names of volumes."""
+        """Directories on a node, by volume."""
         own = f"{self.namespace}/{self.found.name}"
         return {
             "state": f"{DIRECTORIES}/{own}/state",
@@ -116,7 +116,7 @@ class NodeSet:
 
     @property
     def pool(self) -> str:
-        """``PREFEED_POOL`` of its servers; empty: none."""
+        """``PREFEED_POOL`` of its servers, or an empty text without a pool."""
         hosts = (
             f"{self.name}-{index}.{self.name}.{self.namespace}.svc:{POOL_PORT}" for index in range(self.partitions)
         )
@@ -124,12 +124,12 @@ class NodeSet:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of the pods of its StatefulSet."""
+        """Labels of the pods of its StatefulSet."""
         return {**MANAGED, INSTANCE: self.found.name, COMPONENT: "runtime"}
 
 
 def runtime_name(name: str) -> str:
-    """Return the name of the StatefulSet of a set, as in the original."""
+    """Return the name of the StatefulSet of a set, the same as in the Paddle operator."""
     return f"{name}-runtime"
 
 
@@ -137,7 +137,7 @@ def mode_of(document: Document) -> str:
     """Return the mode of a set.
 
     Raises:
-        SpecError: The annotation names no mode.
+        SpecError: The annotation is neither ``pod`` nor ``node``.
     """
     mode = _annotations(document).get(MODE, POD)
     if mode not in (POD, NODE):
@@ -146,15 +146,15 @@ def mode_of(document: Document) -> str:
 
 
 def node_set(document: Document, *, image: str, pool_image: str = POOL_IMAGE) -> NodeSet:
-    """Return a set whose nodes have caches.
+    """Convert a SampleSet in mode node.
 
     Args:
-        document: Of kind SampleSet, with its namespace.
-        image: With prefeed; the annotation ``prefeed.io/image`` of the set comes first.
-        pool_image: With memcached.
+        document: The SampleSet, with its namespace.
+        image: Image with prefeed. The annotation ``prefeed.io/image`` of the set takes precedence.
+        pool_image: Image with memcached.
 
     Raises:
-        SpecError: It is not understood, or an annotation is wrong.
+        SpecError: The document is invalid, or one of its annotations is.
     """
     found = pod_set(document, is_shared=True)
     _require_name(found.name)
@@ -182,7 +182,7 @@ def node_set(document: Document, *, image: str, pool_image: str = POOL_IMAGE) ->
 
 
 def _require_number(made: NodeSet) -> None:
-    """Refuse more servers than there can be, or can know each other."""
+    """Refuse more servers than the operator handles, or than fit into ``PREFEED_POOL``."""
     if made.partitions > MOST_NODES:
         raise SpecError(
             f"spec.partitions is {made.partitions}: in mode {NODE} it is the number of nodes, at most {MOST_NODES}"
@@ -195,7 +195,7 @@ def _require_number(made: NodeSet) -> None:
 
 
 def _require_name(name: str) -> None:
-    """Refuse the name of a set whose Service or StatefulSet an API server would refuse, or could not make pods of."""
+    """Refuse a set name that is invalid in the name of its Service or StatefulSet."""
     if name[0].isdigit():
         raise SpecError(
             f"the SampleSet {name}: in mode {NODE} its name must begin with a letter, as that of a Service does"
@@ -224,11 +224,11 @@ def _whole(annotation: str, text: str, meaning: str) -> int:
     return int(text)
 
 
-# ---------------------------------------------------------------- the servers
+# ---------------------------------------------------------------- servers
 
 
 def service(given: NodeSet) -> Document:
-    """Return the headless Service that gives the servers of a set their names."""
+    """Return the headless Service that names the servers of a set."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -236,14 +236,14 @@ def service(given: NodeSet) -> Document:
         "spec": {
             "clusterIP": "None",
             "selector": given.labels,
-            "publishNotReadyAddresses": True,  # a server that starts asks the pool, of which it is a part
+            "publishNotReadyAddresses": True,  # a server queries the pool, and so itself, while it starts
             "ports": [{"name": "pool", "port": POOL_PORT}],
         },
     }
 
 
 def stateful_set(given: NodeSet) -> Document:
-    """Return the StatefulSet with a server per node."""
+    """Return the StatefulSet with one server per node."""
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -271,7 +271,7 @@ def stateful_set(given: NodeSet) -> Document:
 
 
 def placed(given: NodeSet) -> dict[str, Any]:
-    """Return the part of a pod's ``spec`` that is common to all pods that serve a set: users, volumes, first steps."""
+    """Return the part of ``spec`` that all pods serving a set share: tolerations, init container, volumes."""
     return {
         **({"tolerations": given.tolerations} if given.tolerations else {}),
         **({"initContainers": [_maker(given)]} if given.user else {}),
@@ -281,12 +281,12 @@ def placed(given: NodeSet) -> dict[str, Any]:
 
 
 def apart(labels: dict[str, str]) -> dict[str, Any]:
-    """Return the anti-affinity by which pods with these labels lie on different nodes."""
+    """Return the anti-affinity that places pods with these labels on different nodes."""
     return {"requiredDuringSchedulingIgnoredDuringExecution": [_term(labels)]}
 
 
 def near(given: NodeSet, index: int | None = None) -> dict[str, Any]:
-    """Return the term of a ``podAffinity`` to nodes with a server of the set; ``index``: to that of one server."""
+    """Return the ``podAffinity`` term for nodes with a server of the set, or with the server ``index``."""
     return {
         **_term(given.labels | ({} if index is None else {POD_NAME: f"{given.name}-{index}"})),
         "namespaces": [given.namespace],
@@ -298,7 +298,7 @@ def _term(labels: dict[str, str]) -> dict[str, Any]:
 
 
 def server_of(given: NodeSet) -> dict[str, Any]:
-    """Return the container that runs the server, as a native sidecar has it."""
+    """Return the container of the server, as a native sidecar."""
     consumer: dict[str, Any] = {"name": given.name, "securityContext": _context(given)}
     if given.found.directory:
         consumer["volumeMounts"] = [{"name": _SOURCE, "mountPath": given.found.directory}]
@@ -343,7 +343,7 @@ def _memcached(given: NodeSet) -> dict[str, Any]:
 
 
 def _maker(given: NodeSet) -> dict[str, Any]:
-    """Return the init container that gives the user its directories: kubelet makes those of the node for root."""
+    """Return the init container that gives the directories to the user, because kubelet creates them for root."""
     server = server_of(given)
     own = [HOME, RUNTIME, MEMORY_TIER, *([DISK_TIER] if given.found.has_disk else [])]
     owner = [str(given.user), str(given.user if given.group is None else given.group)]
@@ -364,21 +364,21 @@ def _maker(given: NodeSet) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- the pods that read
+# ---------------------------------------------------------------- pods that read
 
 
 def with_node_cache(template: Document, given: NodeSet, *, index: int | None = None) -> Document:
-    """Return a template of pods, or a pod, that reads the caches of nodes.
+    """Return a pod or template that reads the cache of its node.
 
-    It is placed on nodes with a server of the set.
+    The affinity places it on nodes with a server of the set.
 
     Args:
-        template: With ``metadata`` and ``spec``.
+        template: Pod or template, with ``metadata`` and ``spec``.
         given: The set.
-        index: Number of the server whose node is preferred; None: any.
+        index: Number of the server whose node is preferred, or None for no preference.
 
     Raises:
-        SpecError: The pod has something of its own in the way; the message says what to change.
+        SpecError: The pod has a conflicting field, which the message names.
     """
     result = without_cache(template)
     metadata, spec = result.setdefault("metadata", {}), result["spec"]
@@ -403,10 +403,10 @@ _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def _let_run_as(container: dict[str, Any], spec: dict[str, Any], given: NodeSet) -> None:
-    """Give a container the user of the servers, unless it names a user: the image may have another one, which nothing here can see.
+    """Run a container as the servers' user if it sets none. The user of its image is unknown here.
 
     Raises:
-        SpecError: It names another user, or may not be root as the servers are.
+        SpecError: It sets another user, or forbids root, as which the servers run.
     """
     user = user_of(container, spec).get("runAsUser")
     if user is not None and user != given.user:
@@ -424,7 +424,7 @@ def _let_run_as(container: dict[str, Any], spec: dict[str, Any], given: NodeSet)
 
 
 def _remove_affinity(spec: dict[str, Any]) -> None:
-    """Remove what ``with_node_cache`` adds."""
+    """Remove the affinity that ``with_node_cache`` added."""
     affinity = (spec.get("affinity") or {}).get("podAffinity") or {}
     ours = MANAGED | {COMPONENT: "runtime"}
 

@@ -1,7 +1,7 @@
-"""What a PaddleJob becomes: its pods, and the Service by which they find each other. Pure.
+"""Builds the pods of a PaddleJob, and the Service that gives them host names. Pure.
 
-Pods find each other by name: ``JOB-worker-0.JOB``. So the environment of all is known before any of them has an address, and one that
-is made again has the same. The variables are those of the original, which ``paddle.distributed.launch`` reads.
+Pods address each other by name, ``JOB-worker-0.JOB``, so the environment of each is known before it has an address and
+stays the same when it is created again. ``paddle.distributed.launch`` reads these variables, as in the Paddle operator.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def pod_names(job: PaddleJob) -> dict[str, tuple[str, int]]:
 
 
 def pod(job: PaddleJob, role: str, index: int, found: PodSet | NodeSet | None) -> Document:
-    """Return a pod of a job.
+    """Build a pod of a job.
 
     Args:
         job: The job.
         role: ``worker`` or ``ps``.
         index: Number of the pod in its role.
-        found: The set that the job reads; None: none.
+        found: The set that the job reads, or None.
 
     Raises:
-        SpecError: Its template is no pod, or cannot have the set; the message says what to change.
+        SpecError: The template is invalid, or cannot have the set. The message names the field to change.
     """
     template = copy.deepcopy(job.spec.pods[role].template)
     metadata, spec = template.get("metadata") or {}, template.get("spec")
@@ -90,7 +90,7 @@ def pod(job: PaddleJob, role: str, index: int, found: PodSet | NodeSet | None) -
 
 
 def _intercept(container: dict[str, Any], found: PodSet) -> None:
-    """Let a container that has a set's directory mounted read it through the cache, with its program unchanged."""
+    """Start the program of a container by ``prefeed run``, so that it reads the set's directory through the cache."""
     command = container.get("command")
     if not command:
         raise SpecError(
@@ -134,10 +134,10 @@ def _endpoints(hosts: list[str]) -> str:
 
 
 def service(job: PaddleJob) -> Document:
-    """Return the headless Service that gives the pods of a job their names.
+    """Build the headless Service that names the pods of a job.
 
     Raises:
-        SpecError: It cannot have the name of the job.
+        SpecError: The name of the job is invalid for a Service.
     """
     if job.metadata.name[0].isdigit():
         raise SpecError(
@@ -151,7 +151,7 @@ def service(job: PaddleJob) -> Document:
         "spec": {
             "clusterIP": "None",
             "selector": selector,
-            "publishNotReadyAddresses": True,  # workers look for each other before any of them is ready
+            "publishNotReadyAddresses": True,  # workers resolve each other before any of them is ready
             "ports": [{"name": "paddle", "port": PORT}],
         },
     }
@@ -166,15 +166,15 @@ def _host(job: PaddleJob, role: str, index: int) -> str:
 
 
 def of_set(job: PaddleJob) -> str:
-    """Return the name of the set of a job; empty: none."""
+    """Return the name of the set of a job, or an empty text."""
     return job.spec.sample_set_ref.name if job.spec.sample_set_ref else ""
 
 
 def require_files(ref: SampleSetRef, found: PodSet) -> None:
-    """Refuse a path at which pods with caches of their own would find no files.
+    """Refuse a ``mountPath`` at which pods with their own caches have no files.
 
     Raises:
-        SpecError: It lies outside the set's directory.
+        SpecError: The path is outside the set's directory.
     """
     if ref.mount_path and not (found.directory and is_in(ref.mount_path, found.directory)):
         raise SpecError(

@@ -1,4 +1,4 @@
-"""A document of kind PaddleJob: what the original's documents use of it, and the set that it names."""
+"""Types of PaddleJob documents: the fields in use with the Paddle operator, and the reference to a sample set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PADDLE_JOB_VERSION: Final = "batch.paddlepaddle.org/v1"
 
 PENDING, RUNNING, COMPLETED, FAILED = "Pending", "Running", "Completed", "Failed"
 OVER: Final = (COMPLETED, FAILED)
-"""Phases that are final."""
+"""Final phases."""
 
 _NO_PODS: Final = Condition(
     ".worker",
@@ -39,16 +39,16 @@ _Conditions = Annotated[Unused, CONDITIONS]
 
 
 MOST_PODS: Final = 1000
-"""Of one kind: more names are longer than Linux lets a variable be."""
+"""Maximum pods of one role: Linux limits the variable that lists their names."""
 
 
 class SampleSetRef(Fields, frozen=True, kw_only=True):
     """The set that a job trains from.
 
     Attributes:
-        name: Of the set.
-        namespace: Of the set; empty: that of the job.
-        mount_path: Where the original mounts it.
+        name: Name of the set.
+        namespace: Namespace of the set. If empty, that of the job.
+        mount_path: Path of its files in the pods, or an empty text.
     """
 
     name: Name
@@ -90,7 +90,7 @@ class PaddleJobSpec(Fields, frozen=True, kw_only=True):
 
     @property
     def pods(self) -> dict[str, Replicas]:
-        """The kinds of pods that were given, by the name of their field."""
+        """Roles in use, by the name of their field."""
         return {name: given for name in ("worker", "ps") if (given := getattr(self, name)) is not None}
 
 
@@ -117,17 +117,17 @@ class PaddleJobStatus(Fields, frozen=True, kw_only=True):
 
 
 class PaddleJob(Envelope, frozen=True, kw_only=True):
-    """The whole document."""
+    """Document of kind PaddleJob."""
 
     spec: PaddleJobSpec
     status: Unused | None = None
 
 
 def parse_paddle_job(document: Document) -> PaddleJob:
-    """Return what a document asks for.
+    """Parse and validate a PaddleJob.
 
     Raises:
-        SpecError: A field is unknown, missing, of another type or too large; the message has its path.
+        SpecError: A field is unknown, missing, of another type or too large. The message has its path.
     """
     kind, version = kind_of(document)
     if (kind, version) != (KIND, PADDLE_JOB_VERSION):
@@ -142,7 +142,7 @@ def parse_paddle_job(document: Document) -> PaddleJob:
 
 
 def wants_files(document: Document) -> bool:
-    """Return whether a PaddleJob needs its set as a directory of nodes."""
+    """Return whether an unfinished PaddleJob mounts its set on the nodes."""
     spec = document.get("spec") or {}
     reference = spec.get("sampleSetRef") if isinstance(spec, dict) else None
     is_over = (document.get("status") or {}).get("phase") in OVER or "deletionTimestamp" in document["metadata"]

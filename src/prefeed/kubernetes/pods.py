@@ -1,12 +1,12 @@
-"""A pod gets a cache: a sidecar that runs the node server of a sample set, and volumes that it shares with the training. Pure.
+"""Gives a pod its own cache: a sidecar with the node server of a set, and volumes shared with the training. Pure.
 
 ::
 
-    pod: the containers of the training  ──home, socket, tier──  prefeed-node: a native sidecar
+    pod: the training containers  ──home, socket, tier──  prefeed-node: a native sidecar
          emptyDir prefeed-state, emptyDir prefeed-memory (Memory), emptyDir prefeed-disk; ConfigMap and Secrets of the set
 
-Nothing in it needs a privilege, a mount on the host, or the network of the cluster: it fits the security level "restricted" if the
-pod does.
+The additions need no privilege, no mount on the host and no cluster network. They satisfy the security level
+"restricted" if the pod does. Start with ``with_cache``.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ IMAGE: Final = "prefeed.io/image"
 HASH: Final = "prefeed.io/sampleset-hash"
 
 _PROGRAM_MIB: Final = 512
-"""Memory of the sidecar beside its tier: two interpreters, listings, requests under way."""
+"""Memory of the sidecar in addition to its tier: two interpreters, listings and pending requests."""
 
 SHARED: Final = ("state", "memory", "disk")
-"""Volumes of a cache; programs that read have the first two."""
+"""Volumes of a cache. Reading programs mount the first two."""
 
 _CAPPED_SHARE: Final = 0.9
-"""The server leaves a tenth of each control group free."""
+"""Share of a control group that the server uses: it keeps a tenth free."""
 
 _POOL: Final = "PREFEED_POOL"
 USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
@@ -55,11 +55,11 @@ USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumers:
-    """The containers that read the set.
+    """Containers of a pod that read the set.
 
     Attributes:
-        names: Of the containers.
-        first: The one that the sidecar takes image, user and mounts from.
+        names: Names of the containers.
+        first: Container whose image, user and mounts the sidecar copies.
     """
 
     names: frozenset[str]
@@ -67,21 +67,21 @@ class Consumers:
 
 
 def label_of(template: object) -> str:
-    """Return the name of the set that a template of pods asks for; empty: none."""
+    """Return the name of the set in the label of a pod template, or an empty text."""
     metadata = template.get("metadata") if isinstance(template, dict) else None
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
     return str(labels.get(LABEL) or "") if isinstance(labels, dict) else ""
 
 
 def require_pod(template: dict[str, Any], called: str) -> None:
-    """Refuse a template in which what ``with_cache`` looks at has another form than a pod's.
+    """Refuse a template in which a field that ``with_cache`` reads is malformed.
 
     Args:
-        template: With ``metadata`` and ``spec``.
-        called: What messages call its document.
+        template: Pod or template, with ``metadata`` and ``spec``.
+        called: Name of its document in messages.
 
     Raises:
-        SpecError: The message has the field.
+        SpecError: A field is malformed. The message names it.
     """
     spec = template.get("spec")
     wrong = [] if isinstance(spec, dict) else ["spec must be a mapping"]
@@ -104,7 +104,7 @@ def require_pod(template: dict[str, Any], called: str) -> None:
 
 
 def _wrong_lists(mapping: dict[str, Any], path: str, names: tuple[str, ...]) -> Iterator[str]:
-    """Yield which fields are no lists of mappings with names; a mount has its place, too."""
+    """Yield a sentence for each field that is no list of named mappings. A mount also needs a ``mountPath``."""
     for name in names:
         entries = mapping.get(name)
         keys = ("name", "mountPath") if name == "volumeMounts" else ("name",)
@@ -122,7 +122,7 @@ def _wrong_mappings(mapping: dict[str, Any], path: str, names: tuple[str, ...]) 
 
 
 def _wrong_affinity(spec: dict[str, Any]) -> Iterator[str]:
-    """Yield which fields are no affinity to pods."""
+    """Yield a sentence for each malformed field of the pod affinity."""
     path, found = "spec", spec
     for name in ("affinity", "podAffinity"):
         yield from _wrong_mappings(found, path, (name,))
@@ -139,14 +139,14 @@ def _is_term(term: object) -> bool:
 
 
 def with_cache(template: dict[str, Any], found: PodSet) -> dict[str, Any]:
-    """Return a template of pods, or a pod, that has a cache for a set; one that has it already is given it again.
+    """Return a pod or template with a cache for a set. An existing cache is replaced.
 
     Args:
-        template: With ``metadata`` and ``spec``.
+        template: Pod or template, with ``metadata`` and ``spec``.
         found: The set.
 
     Raises:
-        SpecError: The pod has something of its own in the way; the message says what to change.
+        SpecError: The pod has a conflicting field, which the message names.
     """
     result = without_cache(template)
     metadata, spec = result.setdefault("metadata", {}), result["spec"]
@@ -163,7 +163,7 @@ def with_cache(template: dict[str, Any], found: PodSet) -> dict[str, Any]:
 
 
 def config_map(found: PodSet) -> dict[str, Any]:
-    """Return the ConfigMap from which sidecars read a set."""
+    """Build the ConfigMap from which sidecars read a set."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -177,18 +177,18 @@ def config_map(found: PodSet) -> dict[str, Any]:
 
 
 def hash_of(found: PodSet) -> str:
-    """Return what changes with the set: pods of another one are replaced by their controller."""
+    """Return a hash of the set. Its change makes controllers replace their pods."""
     return hashlib.sha256(json.dumps(found.texts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# ---------------------------------------------------------------- the containers that read
+# ---------------------------------------------------------------- containers that read
 
 
 def consumers_of(annotations: dict[str, Any], spec: dict[str, Any]) -> Consumers:
     """Return the containers of a pod that read its set.
 
     Raises:
-        SpecError: The annotation names another, or they run as different users.
+        SpecError: The annotation names an unknown container, or the containers run as different users.
     """
     there = {container["name"]: container for container in spec["containers"]}
     names = [name.strip() for name in str(annotations.get(CONTAINERS, "")).split(",") if name.strip()] or list(there)
@@ -205,15 +205,15 @@ def consumers_of(annotations: dict[str, Any], spec: dict[str, Any]) -> Consumers
 
 
 def user_of(container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the security context of a container, with what its pod gives it."""
+    """Return the security context of a container, including the fields of its pod."""
     return {**(spec.get("securityContext") or {}), **(container.get("securityContext") or {})}
 
 
 def let_read(container: dict[str, Any]) -> None:
-    """Give a container the variables and volumes by which it finds the cache.
+    """Add the variables and volumes of the cache to a container.
 
     Raises:
-        SpecError: It sets one of the variables itself.
+        SpecError: The container sets one of the variables itself.
     """
     for variable in container.get("env") or ():
         if variable["name"] in READERS:
@@ -235,20 +235,20 @@ def _shared_mounts() -> list[dict[str, Any]]:
     ]
 
 
-# ---------------------------------------------------------------- what is added
+# ---------------------------------------------------------------- sidecar and volumes
 
 
 def server_container(found: PodSet, consumer: dict[str, Any], image: str, of_pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the native sidecar that runs the node server of a set.
+    """Build the native sidecar that runs the node server of a set.
 
     Args:
         found: The set.
-        consumer: The container whose user, variables and mounts it takes.
-        image: That it runs.
+        consumer: Container whose user, variables and mounts are copied.
+        image: Image with prefeed.
         of_pod: ``securityContext`` of the pod.
 
     Raises:
-        SpecError: There is no image, or no volume where the set's directory lies.
+        SpecError: The image is missing, or no volume contains the set's directory.
     """
     if not image:
         raise SpecError(
@@ -291,7 +291,7 @@ def server_container(found: PodSet, consumer: dict[str, Any], image: str, of_pod
 
 
 def _is_of_server(name: str) -> bool:
-    """Return whether a variable of the training says how its server reaches stores and the pool."""
+    """Return whether a variable configures the server's access to stores or to the pool."""
     return is_store_variable(name) or name == _POOL
 
 
@@ -304,7 +304,7 @@ def _of_secret(name: str) -> str:
 
 
 def _mounts_of_source(found: PodSet, consumer: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the mounts of a container in which the set's directory lies; nothing for an object store."""
+    """Yield the mounts of a container that contain the set's directory, or nothing for an object store."""
     if not found.directory:
         return
     mounts = [each for each in consumer.get("volumeMounts") or () if is_in(found.directory, each["mountPath"])]
@@ -322,7 +322,7 @@ def volumes_of(found: PodSet, on_host: Mapping[str, str] | None = None) -> Itera
 
     Args:
         found: The set.
-        on_host: Directories of the node by the names ``state``, ``memory`` and ``disk``; None: volumes of the pod alone.
+        on_host: Directories of the node by ``state``, ``memory`` and ``disk``, or None for volumes of the pod.
     """
     limits = {
         "state": {},
@@ -341,20 +341,20 @@ def volumes_of(found: PodSet, on_host: Mapping[str, str] | None = None) -> Itera
 
 
 def volume(name: str, limit: dict[str, Any], on_host: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return a volume that programs and server share: a directory of the node, or an ``emptyDir`` with a limit."""
+    """Build a volume that programs and server share: a directory of the node, or an ``emptyDir`` with a limit."""
     if on_host is None:
         return {"name": f"{PREFIX}{name}", "emptyDir": limit}
     return {"name": f"{PREFIX}{name}", "hostPath": {"path": on_host[name], "type": "DirectoryOrCreate"}}
 
 
-# ---------------------------------------------------------------- a pod that has it already
+# ---------------------------------------------------------------- removal
 
 
 def without_cache(template: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy without what ``with_cache`` adds.
+    """Return a copy of a pod or template without the additions of ``with_cache``.
 
     Raises:
-        SpecError: It has something of the same name that is not ours.
+        SpecError: A container or a volume uses a reserved name.
     """
     result = copy.deepcopy(template)
     _drop_empty(result, "metadata", "annotations")
@@ -378,7 +378,7 @@ def without_cache(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_empty(mapping: dict[str, Any], *names: str) -> None:
-    """Leave out the first of these fields, each in the one before, that is empty: others are added to what is there."""
+    """Remove the outermost empty field of a path of fields, so that defaults can be set there."""
     for name in names:
         if not mapping.get(name):
             mapping.pop(name, None)
@@ -387,7 +387,7 @@ def _drop_empty(mapping: dict[str, Any], *names: str) -> None:
 
 
 def _keep(mapping: dict[str, Any], name: str, is_kept: Any) -> None:
-    """Keep some entries of a list; an empty list is left out."""
+    """Filter a list in place. Remove the field if no entry is left."""
     kept = [each for each in mapping.get(name) or () if is_kept(each)]
     mapping.pop(name, None)
     if kept:

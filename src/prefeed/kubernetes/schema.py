@@ -1,7 +1,7 @@
-"""Structures of documents as structural schemas, the form in which an API server wants the fields of a custom resource.
+"""Converts document types to structural schemas, the form that the API server requires for custom resources.
 
-The types and conditions that the strict reader (``sampleset.documents``) holds a document against are all that goes in. An API server
-allows a field one type only; of several that the reader takes, a schema has the first of: fields, a text, anything else.
+A schema is derived from the types and conditions of the strict reader (``sampleset.documents``). The API server allows
+one type per field. If the reader accepts several, the schema has the first of: fields, text, any other type.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from msgspec import inspect
 from prefeed.sampleset.documents import Fields, Unused
 
 Schema = dict[str, Any]
-"""A JSON schema, as ``openAPIV3Schema`` has it."""
+"""JSON schema in the form of ``openAPIV3Schema``."""
 
 MAX_TEXT: Final = 4096
-"""Characters of a text, and ..."""
+"""Maximum characters of a text without a limit of its own: the API server estimates the cost of conditions from it."""
 
 MAX_ITEMS: Final = 256
-"""... entries of a list, where the type sets no limit: an API server estimates the cost of conditions from them."""
+"""Maximum entries of a list without a limit of its own, for the same reason."""
 
 PRESERVE: Final = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS: Final = "x-kubernetes-validations"
@@ -27,10 +27,10 @@ _ORDER: Final = (inspect.StructType, inspect.StrType)
 
 
 def structural(kind: type[Fields]) -> Schema:
-    """Return the schema of a structure.
+    """Return the schema of a document type.
 
     Raises:
-        TypeError: It has a type that no schema stands for yet.
+        TypeError: A field has a type that has no schema yet.
     """
     return _of_type(inspect.type_info(kind))
 
@@ -81,7 +81,7 @@ def _of_fields(kind: inspect.StructType) -> Schema:
 
 
 def _chosen(kind: inspect.UnionType) -> inspect.Type:
-    """Return the type that a cluster allows; None means that the field may be left out."""
+    """Return the member of a union that the schema allows. None only makes a field optional."""
     types = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
     return min(types, key=lambda each: next((at for at, cls in enumerate(_ORDER) if isinstance(_bare(each), cls)), 9))
 

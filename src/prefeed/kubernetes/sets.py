@@ -1,4 +1,4 @@
-"""A SampleSet as a pod has it: its levels become the volumes of the pod, wherever the document puts them. Pure."""
+"""Converts a SampleSet for a pod: its cache levels become volumes of the pod, and their paths are ignored. Pure."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from prefeed.sampleset.spec import API_VERSION, KIND, NO_PLACE, SampleSetDocumen
 
 DEFAULT_MEMORY_MIB: Final = 1024
 LEAST_MEMORY_MIB: Final = 256
-"""``store.capacity.MIN_STORE_BYTES``: a tmpfs with less room is not worth a tier."""
+"""Same as ``store.capacity.MIN_STORE_BYTES``: the server uses no smaller tmpfs as a tier."""
 
 _LEAST_MARGIN_MIB: Final = 16
 _MARGIN: Final = 32
-"""A volume is larger than its tier by the tier's size divided by this: kubelet evicts a pod that exceeds the limit of a volume."""
+"""A volume exceeds its tier by 1/32 of the tier, because kubelet evicts a pod that exceeds the limit of a volume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSet:
-    """A set, and what its pods need for it.
+    """Sample set with the volumes and secrets that its pods need.
 
     Attributes:
-        name: Of the set.
-        namespace: Of the set and its pods; empty: as the client says.
-        document: For the sidecar, with the paths of the pod's volumes.
-        memory_mib: Budget of the memory tier.
-        has_disk: There is a disk tier.
-        disk_mib: Its budget; None: as much as there is.
+        name: Name of the set.
+        namespace: Namespace of the set and its pods. If empty, the client chooses.
+        document: Document for the sidecar, with the paths of the pod's volumes.
+        memory_mib: Budget of the memory tier, in MiB.
+        has_disk: Whether there is a disk tier.
+        disk_mib: Budget of the disk tier in MiB, or None for all available space.
         secrets: Names of its secrets.
-        directory: Where the data lies, if that is a directory; empty: in an object store.
-        notes: Sentences for the user on what was chosen.
-        without_effect: Sentences on options that change nothing.
+        directory: Directory with the data, or an empty text for an object store.
+        notes: Sentences about defaults that were chosen.
+        without_effect: Sentences about options that have no effect.
         warmups: Documents of the jobs that its sidecars run.
-        is_patched: Its ConfigMap is printed by ``patch``, and not created by the operator, which has one of its own.
+        is_patched: Whether ``patch`` prints its ConfigMap. The operator creates one with another name.
     """
 
     name: str
@@ -70,26 +70,26 @@ class PodSet:
 
     @property
     def volume_mib(self) -> int:
-        """Limit of the memory volume."""
+        """Limit of the memory volume, in MiB."""
         return _with_margin(self.memory_mib)
 
     @property
     def disk_volume_mib(self) -> int | None:
-        """Limit of the disk volume; None: none."""
+        """Limit of the disk volume in MiB, or None for no limit."""
         return None if self.disk_mib is None else _with_margin(self.disk_mib)
 
 
 def yaml_text(*documents: Document) -> str:
-    """Return documents as a YAML stream."""
+    """Format documents as a YAML stream."""
     try:
         return _yaml_text(json.dumps(documents))
-    except TypeError:  # a date, which YAML has and JSON has not
+    except TypeError:  # a date, which JSON does not have
         return _dumped(documents)
 
 
 @lru_cache(maxsize=4096)
 def _yaml_text(documents: str) -> str:
-    """Return documents, which are JSON here: the operator makes the text of each set again whenever it looks at it."""
+    """Format documents, given as JSON. Cached, because the operator formats each set at every reconciliation."""
     return _dumped(json.loads(documents))
 
 
@@ -98,16 +98,16 @@ def _dumped(documents: Iterable[Document]) -> str:
 
 
 def pod_set(document: Document, *, is_shared: bool = False) -> PodSet:
-    """Return a set as a pod has it.
+    """Convert a SampleSet for its pods.
 
-    Several levels of a medium become one with the sum of their sizes; their paths do not count.
+    Levels of the same medium are merged and their sizes added.
 
     Args:
-        document: Of kind SampleSet.
-        is_shared: Its nodes have caches that their pods share; else each pod has its own.
+        document: The SampleSet.
+        is_shared: Whether the pods of a node share one cache. Otherwise each pod has its own.
 
     Raises:
-        SpecError: It is not understood, or asks for what a pod cannot have.
+        SpecError: The document is invalid, or requires something that a pod cannot have.
     """
     said = decode(document, SampleSetDocument)
     if (said.kind, said.api_version) != (KIND, API_VERSION):

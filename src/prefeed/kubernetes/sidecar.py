@@ -1,9 +1,9 @@
-"""The sidecar of a pod: records the set that the pod was given, serves it, and fills in what the set holds.
+"""Program of the sidecar: records the set of the pod, serves it, lists and copies its objects, and runs its jobs.
 
 ::
 
     volumes: documents, secrets ─→ the home: the set, its credentials ─→ the node server, in this process, until SIGTERM
-                                  `prefeed sampleset bring-up`, then `prefeed job apply`: children, tried until they are done ←┘
+                                  `prefeed sampleset bring-up`, then `prefeed job apply`: children, retried until done ←┘
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _LEAST_WAIT_SECONDS: Final = 1.0
 _MOST_WAIT_SECONDS: Final = 60.0
 
 TERMINATION: Final = Path("/dev/termination-log")
-"""Kubelet shows what a container leaves here."""
+"""File whose text kubelet shows as the termination message of the container."""
 
 _MOST_SAID: Final = 2000
 
 Serve = Callable[[Config], int]
-"""Is the node server until it is told to end; returns the exit status."""
+"""Runs the node server until it is stopped, and returns the exit status."""
 
 Say = Callable[[str], None]
 """Writes a line to the log of the container."""
@@ -53,25 +53,25 @@ Say = Callable[[str], None]
 def run_sidecar(
     name: str, config: Config, serve: Serve, say: Say, *, is_cleared: bool = False, port: int = PORT
 ) -> int:
-    """Serve the set of a pod until SIGTERM; return the exit status.
+    """Serve the set of a pod until SIGTERM. Return the exit status.
 
-    A container that is restarted finds the home and the tier as they were left.
+    A restarted container finds the home and the tier of the previous one.
 
     Args:
-        name: Of the set.
-        config: Settings in force; their home lies in the pod's volume.
-        serve: The node server, in this process.
-        say: Writes what is served, and what becomes of the listing and the jobs, to the log of the container.
-        is_cleared: Its directories are empty at its end: they are the node's, and nothing else would clear them.
-        port: At which it tells how much it holds; 0: a free one.
+        name: Name of the set.
+        config: Settings in force. Their home is in the pod's volume.
+        serve: Runs the node server in this process.
+        say: Logs the set, the listing and the jobs.
+        is_cleared: Whether to clear the directories at the end, which on a node no other process would do.
+        port: Port that reports the cache sizes; 0 chooses a free one.
 
     Raises:
-        SpecError: The document of the set, or a secret, is not there or is not understood.
+        SpecError: The document of the set, or a secret, is missing or invalid.
     """
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("prefeed").setLevel(logging.INFO)  # what changes: an origin that fails, memory that is short
+    logging.getLogger("prefeed").setLevel(logging.INFO)  # reports a failing origin and low memory
     settings = _given(name, config)
-    environment = dict(os.environ)  # before the server forgets the variables of stores
+    environment = dict(os.environ)  # copied first, because the server removes the variables of stores
     say(f"serves the sample set {name} from {find(name, config).read_url}; {_sizes_of(settings)}")
     filling, looking = _Filling(name, config, environment, say), Child(environment)
     sizes = SizesEndpoint(lambda: looking.run("sampleset", "list", name, "--json", has_output=True)[1], port=port)
@@ -88,17 +88,17 @@ def run_sidecar(
 
 
 def run_job(name: str, text: str, config: Config, *, partitions: int = 1, is_again: bool = False) -> int:
-    """Run a job of a set in a pod of its own; return the exit status.
+    """Run a job of a set in a pod of its own. Return the exit status.
 
     Args:
-        name: Of the set.
-        text: The document of the job, as JSON.
+        name: Name of the set.
+        text: Document of the job, as JSON.
         config: Settings in force.
-        partitions: Pods that do it, each on another node; a warm-up is divided among them.
-        is_again: It is done at each of its times: it is recorded under the name of its pod.
+        partitions: Number of pods that run the job, each on another node. They divide a warm-up.
+        is_again: Whether the job has a schedule. Each run is then recorded under the name of its pod.
 
     Raises:
-        SpecError: The set, a secret or the job is not understood.
+        SpecError: The set or a secret is invalid.
     """
     _given(name, config)
     try:
@@ -135,16 +135,16 @@ def _sizes_of(settings: Config) -> str:
 
 
 def _given(name: str, config: Config) -> Config:
-    """Record the set that the pod was given; return its settings."""
+    """Record the set of the pod in the home, and return its settings."""
     for directory in OWN:
-        if directory.parent.is_dir():  # without a level on disk there is no volume for one
+        if directory.parent.is_dir():  # a set without a disk level has no volume for it
             directory.mkdir(mode=0o700, exist_ok=True)
     apply_documents([*_secrets(), *_documents()], config)
     return find(name, config).settings(config)
 
 
 def _clear() -> None:
-    """The directories of this user are empty: what they held was this node's, in memory and on disk."""
+    """Empty the directories of this user, which hold the cache of this node in memory and on disk."""
     for directory in OWN:
         for path in directory.iterdir() if directory.is_dir() else ():
             if path.is_dir() and not path.is_symlink():
@@ -162,7 +162,7 @@ def _documents() -> list[Document]:
 
 
 def _secrets() -> Iterator[Document]:
-    """Yield the secrets that are mounted: a directory each, with a file for each key."""
+    """Yield the mounted secrets: a directory each, with a file per key."""
     for directory in sorted(SECRETS.iterdir()) if SECRETS.is_dir() else ():
         keys = {key: _encoded(directory / key) for key in SECRET_KEYS if (directory / key).is_file()}
         yield {"apiVersion": "v1", "kind": SECRET, "metadata": {"name": directory.name}, "data": keys}
@@ -173,11 +173,11 @@ def _encoded(path: Path) -> str:
 
 
 class _Filling:
-    """Lists and copies what the set holds, then runs its jobs: in children, each tried again and again until it is done.
+    """Thread that lists and copies a set and then runs its jobs, each in a child that is retried until it succeeds.
 
-    Secrets that change are recorded again: kubelet writes their new values into the volume.
+    Changed secrets are recorded again, because kubelet updates their files in the volume.
 
-    **Threads and processes**: one thread, which waits for one child at a time. ``end`` ends both.
+    **Threads and processes**: one thread, which waits for one child at a time. ``end`` stops both.
     """
 
     def __init__(self, name: str, config: Config, environment: Mapping[str, str], say: Say) -> None:
@@ -196,7 +196,7 @@ class _Filling:
         self._thread.start()
 
     def end(self) -> None:
-        """Neither thread nor child is there any more."""
+        """Stop the child and wait for the thread."""
         self._is_ending.set()
         self._child.end()
         self._thread.join()
@@ -232,5 +232,5 @@ class _Filling:
         try:
             with NodeClient.connect(self._settings, autostart=False):
                 return True
-        except (PrefeedError, OSError):  # it starts, or is busy
+        except (PrefeedError, OSError):  # the server is starting or busy
             return False

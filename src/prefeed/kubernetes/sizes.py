@@ -1,11 +1,11 @@
-"""A server of a set tells the operator how much it holds: over HTTP, at the port and the path of the original.
+"""Reports cache sizes to the operator over HTTP, at the port and path of the Paddle operator.
 
 ::
 
     GET http://SERVER:7716/cacheStatus/cacheInfo.json  ─→  {"name": "imagenet", "cacheStatus": {"totalSize": 4509715660, ...}}
 
-Sizes are numbers, in bytes. No name of an object is told, and nothing can be changed: the original takes jobs at this port, without a
-password. A child looks when it is asked for; between two questions there is no process and no work.
+Sizes are in bytes. The endpoint is read-only and names no object, whereas the original also accepts jobs at this port
+without a password. A child process measures the sizes on request. Between requests it costs nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PATH: Final = "/cacheStatus/cacheInfo.json"
 
 LEAST_AGE_SECONDS: Final = 10.0
 _COST_SHARE: Final = 20
-"""An answer is given again for this many times as long as it took to find: looking takes 5 % of one core at most."""
+"""Factor between the cost of an answer and its lifetime, so that measuring takes at most 5 % of one core."""
 
 _CLIENT_SECONDS: Final = 5.0
-"""In which a client asks all of its question, and takes the answer."""
+"""Time in which a client must send its request and read the reply."""
 
 _log = logging.getLogger("prefeed")
 
@@ -41,16 +41,16 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What one server says, in bytes.
+    """Cache sizes of one server, in bytes.
 
     Attributes:
-        total_size: Of all that the set holds; None: not known yet.
-        total_files: Their number.
-        cached_size: Of what this server holds.
-        disk_size: Most that its tiers may take.
-        disk_used: What they take.
-        disk_avail: What they can still take.
-        error_message: Why the set cannot be listed or copied; empty: it can.
+        total_size: Size of all objects of the set, or None if not known yet.
+        total_files: Number of these objects.
+        cached_size: Size of the objects that this server holds.
+        disk_size: Budget of its tiers.
+        disk_used: Space in use in its tiers.
+        disk_avail: Space available in its tiers.
+        error_message: Reason why the set cannot be listed or copied, or an empty text.
     """
 
     total_size: _Number | None
@@ -68,7 +68,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def parse_report(name: str, text: bytes) -> Report | None:
-    """Return what a server says of a set; None: it is not understood, or is one of another set."""
+    """Parse the reply of a server. Return None if it is malformed or belongs to another set."""
     try:
         found = msgspec.json.decode(text, type=_Answer)
     except (msgspec.MsgspecError, RecursionError):
@@ -77,17 +77,17 @@ def parse_report(name: str, text: bytes) -> Report | None:
 
 
 class SizesEndpoint:
-    """Answers at a port of all addresses, if it can be had.
+    """HTTP endpoint on all addresses of the pod. Stays closed if its port is taken.
 
     Args:
-        look: Returns what ``prefeed sampleset list NAME --json`` prints; empty: nothing is known now.
-        port: 0: a free one.
+        look: Returns the output of ``prefeed sampleset list NAME --json``, or an empty text if nothing is known.
+        port: Port to listen on; 0 chooses a free one.
         clock: Returns seconds.
 
     Attributes:
-        port: That it has; 0: none, and the log says why.
+        port: Port in use, or 0 if it could not be opened. The log has the reason.
 
-    **Threads**: one, from ``start`` to ``end``. ``end`` waits for ``look`` and, at most 5 s, for a client.
+    **Threads**: one, from ``start`` to ``end``. ``end`` waits for ``look`` and at most 5 s for a client.
     """
 
     def __init__(self, look: Callable[[], bytes], *, port: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,12 +116,12 @@ class SizesEndpoint:
         self._thread = threading.Thread(target=self._run, name="prefeed-sizes", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start the thread that answers requests."""
         if self._server is not None:
             self._thread.start()
 
     def end(self) -> None:
-        """The port is free, and the thread has ended."""
+        """Stop the thread and close the port."""
         if self._server is None:
             return
         os.eventfd_write(self._wake_up, 1)
@@ -130,7 +130,7 @@ class SizesEndpoint:
         os.close(self._wake_up)
 
     def answer(self) -> bytes:
-        """Return what is told now; empty: nothing is known."""
+        """Return the current reply, or an empty text if nothing is known."""
         if self._clock() - self._answered_at >= self._lasts:
             begun = self._clock()
             self._answer = told(self._look())
@@ -154,7 +154,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def told(printed: bytes) -> bytes:
-    """Return the answer from what ``prefeed sampleset list NAME --json`` prints; empty if it says nothing."""
+    """Build the reply from the output of ``prefeed sampleset list NAME --json``. It is empty if there are no sizes."""
     try:
         (found,) = json.loads(printed)["samplesets"]
         return json.dumps({"name": found["name"], "cacheStatus": found["status"]["cacheStatus"]}).encode()
@@ -167,11 +167,11 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _CLIENT_SECONDS
 
     def handle(self) -> None:
-        """Answer one client, or leave one that asks byte by byte: each byte would have the whole time."""
+        """Answer one client. A timer limits the receipt of its request: the socket timeout restarts with each byte."""
         self._asking = threading.Timer(self.timeout, self._leave)
         self._asking.start()
         try:
-            with contextlib.suppress(OSError):  # the client has gone
+            with contextlib.suppress(OSError):  # the client has disconnected
                 super().handle()
         finally:
             self._asking.cancel()
@@ -182,16 +182,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing: the operator asks twice per minute."""
+        """Log nothing: the operator sends two requests per minute."""
 
     def do_GET(self) -> None:
-        """Answer, to the one path that there is."""
+        """Send the sizes, or 404 for any other path."""
         self._asking.cancel()
         if self.path != PATH:
             self.send_error(HTTPStatus.NOT_FOUND, f"the sizes are at {PATH}")
             return
         data = self.of.answer()
-        with contextlib.suppress(OSError):  # the client has gone
+        with contextlib.suppress(OSError):  # the client has disconnected
             self.send_response(HTTPStatus.OK if data else HTTPStatus.SERVICE_UNAVAILABLE)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

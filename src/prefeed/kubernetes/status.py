@@ -1,4 +1,4 @@
-"""The ``status`` of both resources, with the original's names, and its misspelling of one."""
+"""Fields of ``status`` of SampleSet and SampleJob, with the names and one misspelling of the Paddle operator."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ class SampleJobStatus(Fields, frozen=True, kw_only=True):
 
 
 Status = dict[str, Any]
-"""A status as it is written."""
+"""Document of a ``status``."""

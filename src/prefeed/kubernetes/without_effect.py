@@ -1,4 +1,4 @@
-"""Options of a SampleSet that a cluster accepts and that change nothing there: what takes their place. Pure."""
+"""Lists the options of a SampleSet that have no effect in a cluster, and their replacements. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from prefeed.sampleset.spec import MAPPED, SampleSetSpec, mount_options
 from prefeed.sampleset.status import METAURL, STORAGE
 
 REDIS: Final = "storage=redis"
-"""Stands among the names of a secret's keys: its data would lie in Redis."""
+"""Marker among the key names of a secret: its storage is Redis."""
 
 _OF_LEVELS: Final = ("cache-dir", "cache-size")
 _OF_SECRETS: Final = {"metaurl": METAURL, REDIS: STORAGE}
 
 
 def options_without_effect(document: Document, spec: SampleSetSpec, *, is_shared: bool) -> Iterator[str]:
-    """Yield a sentence for each option that was given and changes nothing.
+    """Yield a sentence for each given option that has no effect.
 
     Args:
-        document: Of kind SampleSet.
-        spec: What it says.
-        is_shared: Its nodes have caches that their pods share; else each pod has its own.
+        document: The SampleSet.
+        spec: Its decoded ``spec``.
+        is_shared: Whether the pods of a node share one cache. Otherwise each pod has its own.
     """
     if spec.partitions > 1 and not is_shared:
         yield "spec.partitions has no effect: each pod has its own cache"
@@ -42,11 +42,11 @@ def options_without_effect(document: Document, spec: SampleSetSpec, *, is_shared
 
 
 def keys_without_effect(name: str, keys: Set[str]) -> Iterator[str]:
-    """Yield a sentence for each key of a secret that changes nothing.
+    """Yield a sentence for each key of a secret that has no effect.
 
     Args:
-        name: Of the secret.
-        keys: Their names, and ``REDIS``.
+        name: Name of the secret.
+        keys: Names of its keys, and ``REDIS``.
     """
     for key, meaning in _OF_SECRETS.items():
         if key in keys:

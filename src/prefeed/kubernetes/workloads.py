@@ -1,4 +1,4 @@
-"""Documents in which pods are described, and what becomes of those that ask for a set. Pure."""
+"""Adds caches to the pods in manifests of workloads, such as Jobs and Deployments. Pure."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "PyTorchJob": ("spec", "pytorchReplicaSpecs", "*", "template"),
     **dict.fromkeys(("TrainingRuntime", "ClusterTrainingRuntime"), ("spec", "template", *_JOBS_OF_SET)),
 }
-"""Where the templates of pods are, by the kind of the document; ``*``: each entry of a list or a mapping."""
+"""Path of the pod template in each kind of document. ``*`` stands for each entry of a list or a mapping."""
 
 OF_OTHERS: Final = frozenset({"JobSet", "PyTorchJob", "TrainingRuntime", "ClusterTrainingRuntime", "TrainJob"})
-"""Kinds that operators of others define: only their templates of pods have a published schema."""
+"""Kinds that other operators define. Only their pod templates have a published schema."""
 
 
 def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
-    """Return documents whose pods have caches, and notes for the user.
+    """Add caches to the pods in documents. Return the documents, and notes for the user.
 
-    A SampleSet becomes the ConfigMap that its pods read. A warm-up becomes a part of it, which their sidecars run. Pods
-    that no label marks are as they were.
+    A SampleSet becomes the ConfigMap that its pods read. A warm-up becomes part of this ConfigMap and runs in the
+    sidecars. Pods without the label are not changed.
 
     Args:
-        documents: Of any kind.
+        documents: Documents of any kind.
 
     Raises:
-        SpecError: A pod asks for a set that is not among them, no pod asks for one, or a pod cannot have it.
+        SpecError: A set is missing from the documents, no pod names one, or a pod cannot have it.
     """
     sets = _sets(documents)
     asked: dict[str, PodSet] = {}
@@ -66,7 +66,7 @@ def patched(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
     is_namespace = [each["kind"] == "Namespace" for each in result]
     first = (
         len(result) - is_namespace[::-1].index(True) if any(is_namespace) else 0
-    )  # after the namespaces that they may be in
+    )  # after the namespaces that the ConfigMaps may be in
     result[first:first] = [config_map(found) for found in asked.values()]
     return result, notes
 
@@ -115,13 +115,13 @@ def _called(document: Document) -> str:
 
 
 def templates_of(document: Document) -> Iterator[tuple[str, Any]]:
-    """Yield the templates of pods in a document, each with the path of its field."""
+    """Yield the pod templates in a document, each with the path of its field."""
     for holder, key, at in _templates({"": document}, str(document["kind"])):
         yield at.lstrip("."), holder[key]
 
 
 def _templates(whole: dict[str, Document], kind: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yield where each template of pods of a document is held: a mapping or a list, the key in it, and its path."""
+    """Yield the location of each pod template in a document: its mapping or list, its key, and its path."""
     if kind in _PLACES:
         yield from _below(whole, ("", *_PLACES[kind]), "")
 

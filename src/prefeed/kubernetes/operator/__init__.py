@@ -1,20 +1,20 @@
-"""The operator: makes what documents of prefeed's kinds ask for in a cluster.
+"""The operator: makes a cluster match the documents of prefeed's kinds. Start with ``groups``.
 
-``groups``       what is known of a set, and what a decision comes to: start reading here
-``sample_sets``  decisions about sets
-``sample_jobs``  decisions about jobs
+``groups``       values: a set with its objects, and the result of a decision
+``sample_sets``  decisions about SampleSets
+``sample_jobs``  decisions about SampleJobs
 ``paddle_jobs``  decisions about PaddleJobs
-``kinds``        all kinds of documents and objects
-``world``        what was seen last
-``carrying``     carries decisions out
-``refusals``     what is said of an object that the API server refuses
-``uncached``     pods that ask for a set and have no cache
-``working``      which group is worked at, and when again
-``admission``    the answer to a request about a pod
-``webhook``      the endpoint of these requests
-``reports``      how much the servers of a set hold
-``asking``       asks them
-``counts``       its metrics
-``client``       requests to the API server
+``kinds``        kinds of documents and objects
+``world``        cache of objects in the cluster
+``carrying``     applies decisions to the cluster
+``refusals``     conditions for objects that the API server refused
+``uncached``     pods with the label of a set and no cache
+``working``      queue of groups, with retries
+``admission``    reply to an AdmissionReview of a pod
+``webhook``      HTTPS endpoint for AdmissionReviews
+``reports``      cache sizes of a set's servers
+``asking``       polls these servers
+``counts``       metrics
+``client``       API server client
 ``service``      the program, on kopf: the only module that imports it
 """

@@ -1,4 +1,4 @@
-"""A pod with the label of a set gets its cache when it is made: what an API server asks, and what it is answered. Pure."""
+"""Answers AdmissionReviews of pods: adds the cache of a set to each new pod with its label. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 
 def key_of(review: Document) -> Key | None:
-    """Return the set that the pod of a request asks for; None: none. The pod itself may not say its namespace yet."""
+    """Return the set that the label of a pod names, or None. The pod itself may have no namespace yet."""
     request = review["request"]
     name = label_of(request["object"])
     return Key(str(request["namespace"]), name) if name else None
 
 
 def with_cache_of(pod: Document, group: Group) -> Document:
-    """Return a pod that reads a set, as the mode of the set wants it.
+    """Return a pod with the cache of a set, according to the mode of the set.
 
     Args:
-        pod: With the label of the set.
-        group: Of the set.
+        pod: Pod with the label of the set.
+        group: Group of the set.
 
     Raises:
-        SpecError: There is no such set, or the pod cannot read it; the message says what to change.
+        SpecError: The set does not exist, or the pod cannot read it. The message names the change.
     """
     document = group.document(SAMPLE_SET)
     key = group.key
@@ -46,11 +46,11 @@ def with_cache_of(pod: Document, group: Group) -> Document:
 
 
 def answer(review: Document, group: Group | None) -> Document:
-    """Return the answer to an AdmissionReview: the pod as it is, with a cache, or refused with a sentence.
+    """Build the reply to an AdmissionReview: the pod unchanged, with a cache, or refused with a reason.
 
     Args:
-        review: What the API server asks.
-        group: Of the set that the pod asks for; None: it asks for none.
+        review: Request of the API server.
+        group: Group of the set in the pod's label, or None without a label.
     """
     request = review["request"]
     response: dict[str, Any] = {"uid": request["uid"], "allowed": True}
@@ -65,7 +65,7 @@ def answer(review: Document, group: Group | None) -> Document:
 
 
 def _changes(before: Document, after: Document) -> list[dict[str, Any]]:
-    """Return a JSON patch: whole fields of metadata and spec."""
+    """Return a JSON patch of whole fields of ``metadata`` and ``spec``."""
     changes: list[dict[str, Any]] = []
     for part in ("metadata", "spec"):
         old, new = before.get(part) or {}, after[part]

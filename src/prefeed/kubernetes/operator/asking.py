@@ -1,4 +1,4 @@
-"""The servers of sets are asked how much they hold, again and again."""
+"""Polls the servers of sets for their cache sizes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from prefeed.kubernetes.operator.world import World
 from prefeed.kubernetes.sizes import Report, parse_report
 
 ROUND_SECONDS: Final = 30.0
-"""As in the original."""
+"""Interval of polls, the same as in the Paddle operator."""
 
 _ROUNDS_OF_COMPLETE: Final = 10
-"""A set that is cached whole, and whose pods and jobs have not changed, is queried in every tenth round."""
+"""Poll interval of a completely cached set whose pods and jobs have not changed, in rounds."""
 
 _MOST_AT_ONCE: Final = 16
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=30.0, connect=5.0)
@@ -29,18 +29,18 @@ _MOST_BYTES: Final = 64 * 1024
 _log = logging.getLogger("prefeed.operator")
 
 Ask = Callable[[str], Awaitable[bytes]]
-"""Returns what a URL answers; empty: nothing."""
+"""Returns the body of the reply from a URL, or an empty text on failure."""
 
 
 class Asker:
-    """Asks servers, and keeps what they have said last.
+    """Poller of servers, which keeps their last reports.
 
-    A server that does not answer keeps no other one waiting, and what it said before stays.
+    A server that does not reply delays no other server, and its last report is kept.
 
     Args:
-        world: Where the servers are.
-        ask: Makes a request.
-        changed: Told the groups whose servers say something new.
+        world: Cache of objects, which locates the servers.
+        ask: Sends a request.
+        changed: Called with the groups whose reports have changed.
     """
 
     def __init__(self, world: World, ask: Ask, changed: Callable[[Iterable[Key]], None]) -> None:
@@ -52,17 +52,17 @@ class Asker:
         self._activity: dict[Key, frozenset[str]] = {}  # versions of the pods and jobs of each set in the last round
 
     def reports(self, key: Key) -> Mapping[str, Report]:
-        """Return what the servers of a set have said last."""
+        """Return the last reports of a set's servers, by pod."""
         return self._reports.get(key, {})
 
     async def run(self) -> None:
-        """Ask until this is cancelled."""
+        """Poll all servers each round until cancelled."""
         while True:
             await self.round()
             await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self) -> None:
-        """Ask the servers of all sets once."""
+        """Poll the servers of all sets once."""
         self._number += 1
         keys = self._world.keys()
         for known in (self._reports, self._activity):
@@ -74,7 +74,7 @@ class Asker:
             try:
                 group = self._world.group(key, now=now, choices=Choices())
                 servers = servers_of(group)
-            except Exception:  # noqa: BLE001 - a defect that one document shows must not end the work at all others
+            except Exception:  # noqa: BLE001 - a defect that one document shows must not stop the polls of all others
                 _log.exception("%s in %s: its servers are not asked", key.name, key.namespace)
                 continue
             self._keep(key, {pod: self.reports(key)[pod] for pod in servers if pod in self.reports(key)})
@@ -99,13 +99,13 @@ class Asker:
 
 
 def _activity_of(group: Group) -> frozenset[str]:
-    """Return a value that changes whenever a pod or a job of a set changes, because a job may have cleared or filled the caches."""
+    """Return the versions of a set's pods and jobs. A change means that a job may have cleared or filled the caches."""
     documents = (*group.pods, *group.made.values())
     return frozenset(f"{each['metadata']['uid']}/{each['metadata'].get('resourceVersion')}" for each in documents)
 
 
 class Requests:
-    """Makes requests to servers of sets: apart from those to the API server, whose credentials no other may see.
+    """HTTP client for the servers of sets, separate from the API client so that no server sees its credentials.
 
     **Ownership**: an ``async with`` block closes its connections.
     """
@@ -122,7 +122,7 @@ class Requests:
         await self._session.close()
 
     async def get(self, url: str) -> bytes:
-        """Return what a URL answers; empty: nothing, or too much."""
+        """Return the body at a URL, or an empty text if the request fails or the body exceeds 64 KiB."""
         found = b""
         try:
             async with self._session.get(url, allow_redirects=False) as answer:

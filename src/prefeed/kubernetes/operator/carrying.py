@@ -1,7 +1,7 @@
-"""Carries decisions out: what should be for each document of a group is compared with what is, and the difference is asked for.
+"""Reconciles groups: computes the outcome of each document and applies the difference to the cluster.
 
-**Repeated**: every step may be done again, by this operator or another: names follow from documents, objects are applied, and a
-status is written only over the one that was seen.
+**Repeatable**: this operator or another one may repeat every step, because names follow from documents, objects are
+applied, and a status replaces only the version that was read.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 APPLIED: Final = "prefeed.io/applied"
-"""Annotation of what is made: a hash of it as it was applied."""
+"""Annotation of an object: hash of the object as it was applied."""
 
 OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED.items())
-"""Selects what is made."""
+"""Label selector of the objects that the operator creates."""
 
 _Secrets = dict[str, frozenset[str] | None]
 
@@ -54,7 +54,7 @@ _MOST_SAID: Final = 1000
 
 
 class Api(Protocol):
-    """The requests that are made; ``client.Client`` makes them. Each raises ``ClusterError`` when it is refused."""
+    """Requests to the API server, sent by ``client.Client``. Each raises ``ClusterError`` if it fails."""
 
     async def list(
         self, resource: Resource, namespace: str, selector: str = "", fields: str = ""
@@ -67,21 +67,21 @@ class Api(Protocol):
 
 
 def selector_of(resource: Resource) -> str:
-    """Return which objects of a kind matter."""
+    """Return the label selector for the objects of a kind that the operator watches."""
     if resource == PODS:
         return LABEL
     return OURS if resource.kind in MADE else ""
 
 
 class Carrier:
-    """Carries decisions out.
+    """Reconciler of groups.
 
     Args:
-        api: Makes requests.
-        world: What was seen last; what requests answer is noted there.
-        choices: Of whoever runs the operator.
+        api: Sends requests.
+        world: Cache of objects. Replies are recorded in it.
+        choices: Options of the operator.
         clock: Returns the time.
-        reports: Returns what the servers of a set have said last.
+        reports: Returns the last reports of a set's servers.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Carrier:
         self._warned: dict[Key, set[str]] = {}
 
     async def see_all(self, namespaces: Iterable[str]) -> set[Key]:
-        """Look at all objects that matter; return their groups.
+        """List all objects that the operator watches, and return their groups.
 
         Args:
-            namespaces: To look at; one empty text: all.
+            namespaces: Namespaces to list. A single empty text selects all.
         """
         keys = set()
         places = list(namespaces)
@@ -114,7 +114,7 @@ class Carrier:
         return keys
 
     async def carry(self, key: Key) -> bool:
-        """Everything in a group is asked for that should be; return whether to look again soon."""
+        """Reconcile all documents of a group. Return whether to reconcile it again soon."""
         waits = False
         failure: PrefeedError | None = None
         await self._see_readers(key)
@@ -124,7 +124,7 @@ class Carrier:
                 try:
                     waits |= await self._carry_one(kind, document, key, secrets)
                 except PrefeedError as err:
-                    if err.details.get("status") == 0:  # the server does not answer: nor would it about the others
+                    if err.details.get("status") == 0:  # unreachable for the other documents, too
                         raise
                     failure = failure or err
         await self._warn(key)
@@ -136,7 +136,7 @@ class Carrier:
         return waits
 
     async def _carry_one(self, kind: Kind, document: Document, key: Key, secrets: _Secrets) -> bool:
-        """What should be for one document is asked for: one that is refused does not keep the others of its group waiting."""
+        """Reconcile one document. ``carry`` continues with the rest of the group if it is refused."""
         group = self._group(key)
         known = {"secrets": secrets, "ends": await self._ends(group)}
         if document["kind"] == SAMPLE_SET and lacks_pods(document, group):
@@ -148,7 +148,7 @@ class Carrier:
         return outcome.waits
 
     async def group_now(self, key: Key) -> Group:
-        """Return a group with its set as the server has it now: a pod may be made right after its set."""
+        """Return a group after reading its set from the API server, as a pod may be created right after it."""
         resource = KINDS[SAMPLE_SET].resource
         try:
             self._see(await self._api.get(resource, key.namespace, key.name), resource)
@@ -163,7 +163,7 @@ class Carrier:
         reports = self._reports(key)
         return self._world.group(key, now=self._clock(), choices=self._choices, reports=reports, **known)
 
-    # ---------------------------------------------------------------- what is asked for
+    # ---------------------------------------------------------------- writes
 
     async def _carry(self, resource: Resource, document: Document, outcome: Outcome) -> None:
         document = await self._hold(resource, document, outcome)
@@ -185,20 +185,20 @@ class Carrier:
                 self._world.forget(made)
         if refusals:
             try:
-                raise refusals[0][1]  # it is tried again, after longer and longer pauses
+                raise refusals[0][1]  # the worker retries with growing delays
             finally:
                 del refusals
 
     async def _write(
         self, resource: Resource, document: Document, outcome: Outcome, objects: Condition | None
     ) -> Document:
-        """Write a status, if it is another one; return the document as it is then.
+        """Write a status if it has changed. Return the resulting document.
 
         Args:
             resource: Kind of the document.
-            document: As it was seen.
-            outcome: What should be.
-            objects: What is to be said of its objects.
+            document: Document as last read.
+            outcome: Decision about the document.
+            objects: Condition of its refused objects, or None.
         """
         status = with_condition(document, outcome.status, objects, self._clock())
         if status is None or status == document.get("status"):
@@ -214,12 +214,12 @@ class Carrier:
         return self._group(Key(document["metadata"]["namespace"], kind.set_of(document)))
 
     async def _hold(self, resource: Resource, document: Document, outcome: Outcome) -> Document:
-        """Return a document that has the finalizer if it should."""
+        """Add or remove the finalizer if necessary. Return the resulting document."""
         finalizers = list(document["metadata"].get("finalizers") or ())
         if outcome.is_held == (FINALIZER in finalizers):
             return document
         if outcome.is_held and document["metadata"].get("deletionTimestamp"):
-            return document  # too late: none may be added
+            return document  # a deleted object accepts no new finalizer
         changed = [*finalizers, FINALIZER] if outcome.is_held else [each for each in finalizers if each != FINALIZER]
         document = await self._api.patch(resource, document, {"metadata": {"finalizers": changed}})
         self._see(document, resource)
@@ -239,13 +239,13 @@ class Carrier:
         self._see(applied, resource)
 
     async def _require_ours(self, resource: Resource, wanted: Document, there: Document | None) -> None:
-        """Refuse to take over an object that is not of the same document: what is applied becomes its owner's, and goes with it.
+        """Refuse to take over an object of another owner, because it would be deleted with this document.
 
         Raises:
-            ClusterError: There is one; the message says what to change.
+            ClusterError: Another owner has an object of this name. The message names it.
         """
         namespace, name = wanted["metadata"]["namespace"], wanted["metadata"]["name"]
-        if there is None:  # without the operator's label it is not watched
+        if there is None:  # an object without the operator's label is not watched
             try:
                 there = await self._api.get(resource, namespace, name)
             except ClusterError as err:
@@ -266,7 +266,7 @@ class Carrier:
         self._world.see({**document, "apiVersion": resource.api_version, "kind": resource.kind})
 
     async def _tell(self, document: Document, status: dict[str, Any]) -> None:
-        """Write an event for each condition that says something new."""
+        """Create an event for each condition with a new reason or message."""
         before = {each["type"]: each for each in (document.get("status") or {}).get("conditions") or ()}
         for each in status["conditions"]:
             old = before.get(each["type"], {})
@@ -277,7 +277,7 @@ class Carrier:
                 await self._api.create(EVENTS, event)
 
     async def _warn(self, key: Key) -> None:
-        """Write an event for each pod that reads without a cache, once: it has the pod's uid in its name."""
+        """Create one event per pod without a cache. The pod's uid is part of the name, so that it is not repeated."""
         found = {each.pod["metadata"]["uid"]: each for each in uncached(self._group(key))}
         told = self._warned.pop(key, set()) & found.keys()
         for uid, each in found.items():
@@ -286,7 +286,7 @@ class Carrier:
                 try:
                     await self._api.create(EVENTS, event)
                 except ClusterError as err:
-                    if err.details["status"] != 409:  # an operator before this one has told
+                    if err.details["status"] != 409:  # a previous operator has created the event
                         raise
         if found:
             self._warned[key] = set(found)
@@ -316,10 +316,10 @@ class Carrier:
             "count": 1,
         }
 
-    # ---------------------------------------------------------------- what is looked at
+    # ---------------------------------------------------------------- reads
 
     async def _see_readers(self, key: Key) -> None:
-        """Look at the pods that hold a deleted set: a watch that begins after one has gone does not tell."""
+        """List the pods that hold a deleted set: a watch that starts later does not report those deleted before."""
         document = self._world.get(SAMPLE_SET, *key)
         if document is not None and document["metadata"].get("deletionTimestamp"):
             readers = {pod["metadata"]["name"] for pod in self._group(key).pods}
@@ -328,12 +328,12 @@ class Carrier:
             self._world.replace(before, await self._api.list(PODS, key.namespace, f"{LABEL}={key.name}"))
 
     async def _look_before(self, outcome: Outcome, document: Document, key: Key) -> bool:
-        """Look at what a step that cannot be taken back rests on; return whether there was one."""
+        """Refresh the objects on which an irreversible step depends. Return whether there is such a step."""
         is_released = FINALIZER in (document["metadata"].get("finalizers") or ()) and not outcome.is_held
         starts = any(each["kind"] == "Job" for each in outcome.objects)
-        if starts:  # another one may have been started since
+        if starts:  # another Job may have been started since the last list
             await self._look_at(MADE["Job"], key, f"{OURS},{INSTANCE}={key.name}")
-        if is_released:  # a pod may have been made since
+        if is_released:  # a reader may have been created since the last list
             await self._look_at(PODS, key, f"{LABEL}={key.name}")
         return starts or is_released
 
@@ -342,7 +342,7 @@ class Carrier:
             self._world.see(each)
 
     async def _secrets(self, group: Group) -> _Secrets:
-        """Return the keys of the secrets that a set names; their values are not kept."""
+        """Return the key names of the secrets of a set. Their values are not stored."""
         document = group.document(SAMPLE_SET)
         try:
             is_wanted = document is not None and not document["metadata"].get("deletionTimestamp")
@@ -360,7 +360,7 @@ class Carrier:
         return found
 
     async def _refusal(self, group: Group) -> str:
-        """Return why the cluster creates no pods for the servers of a set, in its own words; empty if it has refused none."""
+        """Return the cluster's reason for creating no pods of the set's StatefulSet, or an empty text."""
         name = runtime_name(group.key.name)
         fields = f"involvedObject.kind=StatefulSet,involvedObject.name={name},reason=FailedCreate"
         uid = group.made["StatefulSet", name]["metadata"]["uid"]
@@ -370,7 +370,7 @@ class Carrier:
         return str(newest.get("message") or "")
 
     async def _ends(self, group: Group) -> dict[str, str]:
-        """Return what the pods of Jobs said that have ended and whose end is not in the status of their SampleJob yet."""
+        """Return the termination messages of Jobs that have ended and whose SampleJob does not record it yet."""
         current = {each.get("status", {}).get("jobName") for each in group.documents[SAMPLE_JOB] if _is_running(each)}
         active = {each["metadata"]["name"] for each in active_jobs(group)}
         ends = {}
@@ -384,14 +384,14 @@ class Carrier:
 _PROBLEMS: Final = frozenset(
     {"Refused", OBJECT_REFUSED, "SourceRefused", "SecretIncomplete", "Failed", "NoSampleSet", "NoConsent", "Terminated"}
 )
-"""Reasons of conditions after which somebody has to do something."""
+"""Reasons of conditions that require the user to act."""
 
 
 def _names(data: dict[str, str]) -> frozenset[str]:
-    """Return the names of a secret's keys. Of their values, only whether the storage is Redis is looked at."""
+    """Return the key names of a secret. Only the value of ``storage`` is read, to detect Redis."""
     try:
         is_redis = base64.b64decode(data.get("storage", "")).strip().lower() == b"redis"
-    except ValueError:  # the API server takes no such secret
+    except ValueError:  # not base64, which the API server accepts in no secret
         is_redis = False
     return frozenset(data) | ({REDIS} if is_redis else set())
 
@@ -401,7 +401,7 @@ def _is_running(document: Document) -> bool:
 
 
 def _last_words(pods: list[Document]) -> str:
-    """Return the message with which the last container ended."""
+    """Return the termination message of the container that ended last."""
     ended = [
         state["terminated"]
         for pod in pods

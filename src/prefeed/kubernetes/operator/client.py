@@ -1,4 +1,4 @@
-"""Requests to the API server: the few that the operator makes, by aiohttp, which kopf brings."""
+"""Client for the few API server requests of the operator, on aiohttp, a dependency of kopf."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _FIRST_ERROR: Final = 400
 
 
 class Connection(Protocol):
-    """How the server is reached; kopf's ``ConnectionInfo`` is one."""
+    """Address and credentials of an API server, such as kopf's ``ConnectionInfo``."""
 
     @property
     def server(self) -> str:
-        """URL."""
+        """URL of the API server."""
 
     def as_http_headers(self) -> Mapping[str, str]:
         """Return headers with the credentials."""
 
     def as_ssl_context(self) -> Any:
-        """Return the context for encrypted connections."""
+        """Return the TLS context."""
 
 
 class Client:
-    """Requests to one API server; each raises ``ClusterError`` when it is refused.
+    """Client of one API server. Each request raises ``ClusterError`` if it fails.
 
     Args:
-        login: Returns how the server is reached; asked again when it knows the credentials no more.
+        login: Returns the address and the credentials. Called again if the server rejects them.
 
     **Ownership**: an ``async with`` block closes its connections.
     """
@@ -61,10 +61,10 @@ class Client:
         """Return the objects of a kind.
 
         Args:
-            resource: Their kind.
-            namespace: Their namespace; empty for all.
-            selector: Selector of labels; empty for all.
-            fields: Selector of fields; empty for all.
+            resource: Kind of the objects.
+            namespace: Namespace, or an empty text for all.
+            selector: Label selector, or an empty text for all.
+            fields: Field selector, or an empty text for all.
         """
         query = {"labelSelector": selector, "fieldSelector": fields}
         query = {name: value for name, value in query.items() if value}
@@ -77,24 +77,24 @@ class Client:
         return await self._ask("GET", _path(resource, namespace, name))
 
     async def create(self, resource: Resource, document: Document) -> Document:
-        """Make an object."""
+        """Create an object."""
         return await self._ask("POST", _path(resource, document["metadata"]["namespace"]), document)
 
     async def apply(self, resource: Resource, document: Document) -> Document:
-        """An object is as it is given here; fields that others set stay."""
+        """Apply an object by server-side apply. Fields of other managers are kept."""
         metadata = document["metadata"]
         path = _path(resource, metadata["namespace"], metadata["name"])
         query = {"fieldManager": _MANAGER, "force": "true"}
         return await self._ask("PATCH", path, document, query=query, content=_APPLY)
 
     async def patch(self, resource: Resource, document: Document, change: Document, part: str = "") -> Document:
-        """Change fields of an object; refused if it has changed since it was seen.
+        """Change fields of an object. The server refuses if the object has changed since it was read.
 
         Args:
-            resource: Its kind.
-            document: As it was seen.
-            change: A merge patch.
-            part: ``status``, or empty.
+            resource: Kind of the object.
+            document: Object as last read.
+            change: Merge patch.
+            part: ``status``, or an empty text for the object itself.
         """
         seen = document["metadata"]
         change = {**change, "metadata": {**change.get("metadata", {}), "resourceVersion": seen["resourceVersion"]}}
@@ -102,7 +102,7 @@ class Client:
         return await self._ask("PATCH", path, change, content=_MERGE)
 
     async def delete(self, resource: Resource, document: Document) -> None:
-        """An object, and what it owns, is removed; another one of its name is not."""
+        """Delete an object and those it owns, but no newer object of the same name."""
         seen = document["metadata"]
         options = {"preconditions": {"uid": seen["uid"]}, "propagationPolicy": "Background"}
         try:
@@ -123,7 +123,7 @@ class Client:
         body = None if document is None else json.dumps(document)
         status, text = await self._answer(method, path, query, body, content)
         if status == _UNAUTHORIZED:
-            self._connection = None  # tokens of service accounts are replaced every hour
+            self._connection = None  # expired: tokens of service accounts are replaced every hour
             status, text = await self._answer(method, path, query, body, content)
         if status >= _FIRST_ERROR:
             raise ClusterError(f"{method} {path}: {status}: {_message(text)}", status=status)
@@ -131,7 +131,7 @@ class Client:
             found = json.loads(text)
         except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict):  # of whoever stands before the API server
+        if not isinstance(found, dict):  # a proxy in front of the API server has replied
             raise ClusterError(f"{method} {path}: the answer is no object: {text[:200]!r}", status=0)
         return found
 
@@ -141,7 +141,7 @@ class Client:
         connection = self._connection
         if connection is None:
             self._connection = connection = self._login()
-            self._encryption = connection.as_ssl_context()  # one for all: connections are used again within one only
+            self._encryption = connection.as_ssl_context()  # shared: aiohttp reuses connections only within a context
         headers = {**connection.as_http_headers(), **({"Content-Type": content} if body else {})}
         url = connection.server.rstrip("/") + path
         try:

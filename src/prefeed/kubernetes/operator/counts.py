@@ -1,4 +1,4 @@
-"""What Prometheus is told about the operator. docs/reference/metrics.md is checked against ``METRICS`` by a test."""
+"""Prometheus metrics of the operator. A test compares ``METRICS`` with docs/reference/metrics.md."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class Metric(NamedTuple):
-    """One metric.
+    """Definition of a metric.
 
     Attributes:
-        name: As it is shown; counters end in ``_total``.
-        kind: Of Prometheus.
+        name: Name in Prometheus. Counters end in ``_total``.
+        kind: Type in Prometheus.
         labels: Names of its labels.
-        help: What it counts, and how to read it.
+        help: Meaning, and how to interpret it.
     """
 
     name: str
@@ -41,20 +41,20 @@ KNOWN: Final = Metric(
     "prefeed_operator_known_objects", "gauge", (), "Objects of the cluster that the operator watches."
 )
 METRICS: Final = (ENDS, WAITING, KNOWN)
-"""All metrics of the operator, in the order in which the page has them."""
+"""All metrics of the operator, in the order of the reference page."""
 
 
 class Counts:
-    """The metrics of one operator."""
+    """Metrics of one operator."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._ends = Counter(ENDS.name, ENDS.help, ENDS.labels, registry=self.registry)
 
     def ended(self, end: str) -> None:
-        """Count the end of work at a set."""
+        """Count a reconciled set by its result."""
         self._ends.labels(end).inc()
 
     def show(self, metric: Metric, number: Callable[[], float]) -> None:
-        """Show a number whenever it is asked for."""
+        """Register a gauge whose value is computed at each scrape."""
         Gauge(metric.name, metric.help, metric.labels, registry=self.registry).set_function(number)

@@ -1,4 +1,4 @@
-"""What is known of a sample set in a cluster, and what a decision comes to: values. Pure."""
+"""Value types of the operator: ``Group``, a set with its objects, and ``Outcome``, a decision on a document. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from prefeed.kubernetes.sizes import Report
 from prefeed.sampleset.documents import Document
 
 FINALIZER: Final = "prefeed.io/readers"
-"""Holds a set while pods read it."""
+"""Finalizer that delays the deletion of a set while pods read it."""
 
 TRUE, FALSE = "True", "False"
 
 MOST_SAID: Final = 4096
-"""Letters of a text in a status: as many as the API server takes."""
+"""Maximum characters of a text in a status, set by the CustomResourceDefinition."""
 
 
 class Resource(NamedTuple):
-    """A kind of objects, as the paths of an API server name it."""
+    """Kind of objects, as in the paths of the API server."""
 
     api_version: str
     plural: str
@@ -29,12 +29,12 @@ class Resource(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Without the version; empty: Kubernetes' first."""
+        """API group without the version. Empty for the core group of Kubernetes."""
         return self.api_version.rpartition("/")[0]
 
 
 class Key(NamedTuple):
-    """Names a group: a namespace and a sample set."""
+    """Key of a group: a namespace and the name of a sample set."""
 
     namespace: str
     name: str
@@ -42,12 +42,12 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What whoever runs the operator has chosen.
+    """Options of the operator.
 
     Attributes:
-        image: Of servers and jobs, with prefeed; empty: each set names its own.
-        pool_image: With memcached.
-        paddle_jobs: PaddleJobs are this operator's, and not those of Paddle's own.
+        image: Image of servers and jobs with prefeed. If empty, each set names its own.
+        pool_image: Image with memcached.
+        paddle_jobs: Whether this operator runs PaddleJobs instead of Paddle's own.
     """
 
     image: str = ""
@@ -57,19 +57,19 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A sample set, and all that belongs to it, as it was seen last.
+    """Sample set and all related objects, as last read.
 
     Attributes:
-        key: Its namespace and name.
-        documents: Those that users wrote, by kind; oldest first.
-        made: Those that the operator made, by kind and name.
-        pods: Those that ask for the set by its label.
-        secrets: Names of the keys of the secrets that the set names, and ``without_effect.REDIS``; None: there is no such secret.
-        ends: What the last pod of a batch Job said, by the name of the Job.
-        refusal: Why the cluster creates no pods for the servers of the set, in its own words; empty if it does.
-        reports: What the servers of the set hold, by the names of their pods; none: they were not asked yet.
-        now: The time.
-        choices: Of whoever runs the operator.
+        key: Namespace and name of the set.
+        documents: Documents of users by kind, oldest first.
+        made: Objects that the operator created, by kind and name.
+        pods: Pods with the label of the set.
+        secrets: Key names of the set's secrets, and ``without_effect.REDIS``. None marks a missing secret.
+        ends: Termination message of the last pod of a batch Job, by the name of the Job.
+        refusal: The cluster's reason for creating no pods for the servers, or an empty text.
+        reports: Cache sizes of the servers by pod. Empty before the first poll.
+        now: Current time.
+        choices: Options of the operator.
     """
 
     key: Key
@@ -84,21 +84,21 @@ class Group:
     choices: Choices = Choices()
 
     def document(self, kind: str) -> Document | None:
-        """Return the one of a kind that has the name of the group."""
+        """Return the document of a kind with the name of the set, or None."""
         found = (each for each in self.documents.get(kind, ()) if each["metadata"]["name"] == self.key.name)
         return next(found, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What should be, for one document.
+    """Decision about one document.
 
     Attributes:
-        objects: That should exist; those that the document owns and are neither here nor kept are removed.
-        kept: Kinds and names of objects that stay as they are.
-        status: Of the document; None: as it is.
-        is_held: The document has the finalizer.
-        waits: Something is awaited that nothing will report: look again soon.
+        objects: Objects that must exist. Other objects of the document are deleted unless kept.
+        kept: Kinds and names of objects to leave unchanged.
+        status: New status of the document, or None to leave it unchanged.
+        is_held: Whether the document has the finalizer.
+        waits: Whether to reconcile again soon, without a watch event.
     """
 
     objects: tuple[Document, ...] = ()
@@ -112,7 +112,7 @@ class Outcome:
 
 
 class Condition(NamedTuple):
-    """What is true of a document: ``status`` is ``True``, ``False`` or ``Unknown``; ``message`` says what to change."""
+    """Condition of a document. ``status`` is ``True``, ``False`` or ``Unknown``; ``message`` is advice."""
 
     type: str
     status: str
@@ -121,17 +121,17 @@ class Condition(NamedTuple):
 
 
 OPTIONS: Final = "OptionsWithoutEffect"
-"""Type of the condition that names what was given and changes nothing."""
+"""Type of the condition that lists options without effect."""
 
 
 def without_effect(said: Sequence[str]) -> Iterator[Condition]:
-    """Yield the condition for options that change nothing, if there are any."""
+    """Yield the condition that lists options without effect, if there are any."""
     if said:
         yield Condition(OPTIONS, TRUE, "WithoutEffect", "; ".join(said))
 
 
 def conditions(document: Document, found: Sequence[Condition], now: datetime) -> list[dict[str, Any]]:
-    """Return conditions as they are written; the time of one that has not changed stays."""
+    """Convert conditions to documents. A condition with an unchanged status keeps its time."""
     before = {each["type"]: each for each in (document.get("status") or {}).get("conditions") or ()}
     result = []
     for each in found:
@@ -144,7 +144,7 @@ def conditions(document: Document, found: Sequence[Condition], now: datetime) ->
 
 
 def owner(document: Document) -> list[dict[str, Any]]:
-    """Return the ``ownerReferences`` of what is made for a document."""
+    """Build the ``ownerReferences`` of an object for a document."""
     metadata = document["metadata"]
     return [
         {
@@ -159,13 +159,13 @@ def owner(document: Document) -> list[dict[str, Any]]:
 
 
 def owned(document: Document, made: Document) -> Document:
-    """Return an object that a document owns."""
+    """Return an object with its namespace and owner set to those of a document."""
     metadata = {**made["metadata"], "namespace": document["metadata"]["namespace"], "ownerReferences": owner(document)}
     return {**made, "metadata": metadata}
 
 
 def controller_of(made: Document) -> tuple[str, str] | None:
-    """Return kind and name of the document that an object was made for; None: of none."""
+    """Return kind and name of the document that controls an object, or None."""
     found = (each for each in made["metadata"].get("ownerReferences") or () if each.get("controller"))
     return next(((str(each["kind"]), str(each["name"])) for each in found), None)
 

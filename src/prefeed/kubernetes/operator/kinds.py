@@ -1,6 +1,6 @@
-"""The kinds of documents that the operator answers, and the kinds of objects that it makes: all of its rights follow from here.
+"""Registers the kinds that the operator reconciles and those that it creates. The rights it needs follow from them.
 
-A new kind is a line in ``KINDS``: a pure function from a document and its group to what should be.
+To support another kind, add an entry to ``KINDS`` with a pure function from a document and its group to an outcome.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 
 class Kind(NamedTuple):
-    """Documents that users write.
+    """Kind of documents that users write.
 
     Attributes:
-        resource: Their kind.
-        set_of: Returns the name of the set that a document belongs to; empty: none.
-        decide: Returns what should be for a document.
+        resource: Kind in the API.
+        set_of: Returns the name of the set of a document, or an empty text.
+        decide: Returns the outcome for a document.
     """
 
     resource: Resource
@@ -48,7 +48,7 @@ KINDS: Final = {
     SAMPLE_JOB: Kind(Resource(API_VERSION, "samplejobs", SAMPLE_JOB), _reference_of, decide_job),
     PADDLE_JOB: Kind(Resource(PADDLE_JOB_VERSION, "paddlejobs", PADDLE_JOB), _reference_of, decide_paddle_job),
 }
-"""By their name; in the order in which they are decided."""
+"""Kinds by name, in the order of reconciliation."""
 
 PODS: Final = Resource("v1", "pods", "Pod")
 MADE: Final = {
@@ -62,16 +62,16 @@ MADE: Final = {
         Resource("batch/v1", "cronjobs", "CronJob"),
     )
 }
-"""Kinds of objects that it makes, watches and removes: those with its label only, and pods with the label of a set."""
+"""Kinds of objects that the operator creates, watches and deletes: pods with a set's label, others with its own."""
 
 SECRETS: Final = Resource("v1", "secrets", "Secret")
 EVENTS: Final = Resource("v1", "events", "Event")
 DEFINITIONS: Final = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition")
 READ: Final = (SECRETS, DEFINITIONS)
-"""What it only reads: the names of the keys of secrets that a set names, and whose the definition of PaddleJob is."""
+"""Kinds that the operator only reads: secrets for their key names, and the definition of PaddleJob for its owner."""
 
 
 def watched(choices: Choices) -> tuple[Resource, ...]:
-    """Return the kinds of documents and objects that are listed and watched."""
+    """Return the kinds that the operator lists and watches."""
     kinds = (kind.resource for name, kind in KINDS.items() if name != PADDLE_JOB or choices.paddle_jobs)
     return (*kinds, *MADE.values())

@@ -1,8 +1,8 @@
-"""What should be for a PaddleJob: pods, once its set can be read, and the Service by which they find each other. Pure.
+"""Decides the outcome for a PaddleJob: its Service and pods once its set is readable, and its status. Pure.
 
 ::
 
-    Pending ─→ Running ─→ Completed      Both ends are final. `cleanPodPolicy` says at which of them the pods are removed.
+    Pending ─→ Running ─→ Completed      Both ends are final. `cleanPodPolicy` selects those at which pods are removed.
        └──────────┴─────→ Failed
 """
 
@@ -43,28 +43,28 @@ from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 RUNNABLE: Final = "Runnable"
-"""Condition: the job waits neither for its set nor for its user."""
+"""Type of the condition that is true unless the job waits for its set or is refused."""
 
 _CLEANED: Final = {COMPLETED: (None, "Always", "OnCompletion"), FAILED: ("Always", "OnFailure")}
-"""Policies by which the pods of an ended job are removed; None: none was given."""
+"""Values of ``cleanPodPolicy``, or None if it is missing, that remove the pods of a job with this end."""
 
 _PHASES: Final = ("pending", "running", "succeeded", "failed")
-"""Of pods; a status has a number for each, because it is merged with the one before."""
+"""Phases of pods. A status counts each, even if 0, because the API server merges it with the previous status."""
 
 _Counts = Mapping[str, Mapping[str, int]]
-"""The number of pods in each phase, by role."""
+"""Number of pods in each phase, by role."""
 
 
 class _Waiting(Exception):
-    """The job has to wait; ``args`` are the reason and a sentence."""
+    """Raised while a job waits. ``args`` are the reason and the message of its condition."""
 
 
 def decide_paddle_job(document: Document, group: Group) -> Outcome:
-    """Return what should be for a PaddleJob.
+    """Decide the outcome for a PaddleJob.
 
     Args:
-        document: As the API server has it.
-        group: What is known beside it.
+        document: The PaddleJob, as in the API server.
+        group: Its group.
     """
     own = [each for each in group.pods if is_owned(each, document)]
     there = frozenset(("Pod", each["metadata"]["name"]) for each in own)
@@ -75,7 +75,7 @@ def decide_paddle_job(document: Document, group: Group) -> Outcome:
         job = parse_paddle_job(document)
     except SpecError as err:
         refused = Condition(RUNNABLE, FALSE, "Refused", str(err))
-        phase = (document.get("status") or {}).get("phase") or PENDING  # one that has ended stays ended
+        phase = (document.get("status") or {}).get("phase") or PENDING  # a final phase is kept
         return Outcome(kept=untouched, status={"phase": phase, **_common(document, [refused], group)})
     counts = {role: _counted(own, role) for role in job.spec.pods}
     before = document.get("status") or {}
@@ -103,11 +103,11 @@ def decide_paddle_job(document: Document, group: Group) -> Outcome:
 
 
 def _set_of(job: PaddleJob, group: Group) -> PodSet | NodeSet | None:
-    """Return the set of a job as its pods have it; None: the job names none.
+    """Return the set of a job in the form for its pods, or None if it names none.
 
     Raises:
-        _Waiting: It cannot be read yet.
-        SpecError: It cannot be read at all; the message says what to change.
+        _Waiting: The set is not readable yet.
+        SpecError: The job cannot read the set. The message names the change to make.
     """
     ref = job.spec.sample_set_ref
     if ref is None:
@@ -175,7 +175,7 @@ def _phase(spec: PaddleJobSpec, counts: Mapping[str, Counter[str]], before: str)
 
 
 def _kept(before: Mapping[str, Any], counts: _Counts) -> _Counts:
-    """Return the counts that a job ended with: its pods may be removed."""
+    """Return the counts at the end of a job, because its pods may have been removed since."""
     return {role: before.get(role) or {} for role in counts}
 
 

@@ -1,4 +1,4 @@
-"""An object that the API server refuses: what its document says then. Pure."""
+"""Builds the condition of a document whose objects the API server refuses. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBJECTS: Final = "ObjectsApplied"
 OBJECT_REFUSED: Final = "ObjectRefused"
 
 _LATER: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-"""Answers that say nothing about the object."""
+"""Statuses that do not depend on the object."""
 
 _ADVICE: Final = {
     HTTPStatus.FORBIDDEN: "a quota or a policy of the namespace forbids it, or the operator has not the rights of "
@@ -25,23 +25,23 @@ _ADVICE: Final = {
     HTTPStatus.UNPROCESSABLE_ENTITY: "change in the document, or in its annotations, what the message names",
     HTTPStatus.NOT_FOUND: "the namespace is being removed, or the cluster does not have this kind of objects",
 }
-"""What to change, by the status of HTTP; a conflict says it itself."""
+"""Advice by HTTP status. A conflict needs none, because its message names the change."""
 
 
 def is_refusal(err: ClusterError) -> bool:
-    """Return whether the API server refuses an object: the same request is refused again until somebody changes something."""
+    """Return whether the API server refuses an object, so that a retry fails until something is changed."""
     status = err.details["status"]
     return HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in _LATER
 
 
 def refused(refusals: Sequence[tuple[Document, ClusterError]]) -> Condition | None:
-    """Return what a document says of the objects that were refused; None: none was."""
+    """Build the condition for refused objects. Return None if the list is empty."""
     said = "; ".join(_said(made, err) for made, err in refusals)
     return Condition(OBJECTS, FALSE, OBJECT_REFUSED, f"{said}; it is tried again") if said else None
 
 
 def before_objects(document: Document) -> Condition | None:
-    """Return what a document says of its objects before they are asked for again: the same as it has said."""
+    """Return the current condition about refused objects, which stays until they are applied again, or None."""
     for each in (document.get("status") or {}).get("conditions") or ():
         if each["type"] == OBJECTS:
             return Condition(OBJECTS, each["status"], each["reason"], each["message"])
@@ -51,13 +51,13 @@ def before_objects(document: Document) -> Condition | None:
 def with_condition(
     document: Document, status: dict[str, Any] | None, added: Condition | None, now: datetime
 ) -> dict[str, Any] | None:
-    """Return a status with what is said of objects that are refused, in the place of what it has said of them.
+    """Return a status whose condition about refused objects is replaced.
 
     Args:
-        document: Whose status it is.
-        status: As it was decided; None: as it is.
-        added: None: nothing is to be said.
-        now: The time.
+        document: Document of the status.
+        status: Status that was decided, or None to leave it unchanged.
+        added: New condition, or None to remove it.
+        now: Current time.
     """
     if status is None:
         return None

@@ -1,6 +1,6 @@
-"""How much of a set its servers hold: whom to ask, and what becomes of their answers in a status. Pure.
+"""Adds up the cache sizes of a set's servers for its status. Pure.
 
-The numbers of all servers are added, as in the original; what is cached is never more than there is.
+As in the Paddle operator, the status has the sum of all servers. The cached size is capped at the total size.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from prefeed.sampleset.spec import KIND as SAMPLE_SET
 from prefeed.system.units import format_bytes
 
 _OF_DATA: Final = ("totalSize", "totalFiles")
-"""Fields that stay when no server runs."""
+"""Fields that keep their values while no server runs."""
 
 _OF_SERVERS: Final = ("cachedSize", "diskSize", "diskUsed", "diskAvail", "diskUsageRate")
 _TWO_DIGITS: Final = 10
 
 
 def servers_of(group: Group) -> dict[str, str]:
-    """Return the URLs of the servers of a set, by the names of their pods; of mode node all that there should be, if one is ready.
+    """Return the URLs of a set's servers by pod. In mode node, all servers of the set are listed once one is ready.
 
-    A pod with the address of its node is left out: its port is the node's, and another pod may have it.
+    Pods in the network of their node are omitted, because another pod may use the port there.
     """
     document = group.document(SAMPLE_SET)
     if document is None or document["metadata"].get("deletionTimestamp"):
@@ -36,7 +36,7 @@ def servers_of(group: Group) -> dict[str, str]:
     name = group.key.name
     try:
         is_on_nodes = mode_of(document) == NODE
-    except SpecError:  # the set's own status says so
+    except SpecError:  # reported in the status of the set
         return {}
     if is_on_nodes:
         made = group.made.get(("StatefulSet", runtime_name(name)), {})
@@ -60,18 +60,18 @@ def _in_url(address: str) -> str:
 
 
 def is_complete(reports: Sequence[Report]) -> bool:
-    """Return whether all that there is is cached: then little changes."""
+    """Return whether the servers hold the whole set, so that their sizes rarely change."""
     totals = [each.total_size for each in reports if each.total_size is not None]
     return bool(totals) and sum(each.cached_size for each in reports) >= max(totals)
 
 
 def cache_status(document: Document, reports: Mapping[str, Report], *, has_servers: bool) -> dict[str, Any]:
-    """Return the sizes of a status, as texts; what is not known any more is empty.
+    """Return the sizes of a status as texts. Unknown sizes are empty.
 
     Args:
         document: The set.
-        reports: What its servers said last; none: they were not asked yet, or there are none.
-        has_servers: There are some.
+        reports: Last reports of its servers by pod, or empty before the first poll.
+        has_servers: Whether a server is ready.
     """
     before = (document.get("status") or {}).get("cacheStatus") or {}
     kept = (*_OF_DATA, *_OF_SERVERS) if has_servers else _OF_DATA
@@ -96,18 +96,18 @@ def cache_status(document: Document, reports: Mapping[str, Report], *, has_serve
 
 
 def with_last_error(report: Report, before: Report | None) -> Report:
-    """Return what a server says, with the error of its last try while it tries again: else a set would be refused again and again."""
+    """Return a report with the previous error while the server retries, so that the status does not flicker."""
     is_trying = report.total_size is None and not report.error_message
     return replace(report, error_message=before.error_message) if is_trying and before is not None else report
 
 
 def errors_of(reports: Mapping[str, Report]) -> str:
-    """Return why the servers cannot list or copy the set, each reason once, in the order of their pods; empty: they can."""
+    """Return the distinct errors of a set's servers, in the order of their pods, or an empty text."""
     said = (report.error_message for _, report in sorted(reports.items()))
     return "; ".join(dict.fromkeys(filter(None, said)))[:MOST_SAID]
 
 
 def _text(size_bytes: int) -> str:
-    """Return a size as the original has it: ``7.3 GiB``, ``58 MiB``, ``80 B``."""
+    """Format a size as in the Paddle operator: ``7.3 GiB``, ``58 MiB``, ``80 B``."""
     number, unit = format_bytes(size_bytes).split()
     return f"{number} {unit}" if float(number) < _TWO_DIGITS else f"{float(number):.0f} {unit}"

@@ -1,4 +1,4 @@
-"""What should be for a SampleJob: a Job of Kubernetes that runs it, one at a time per set, in the order of their creation. Pure.
+"""Decides the outcome for a SampleJob: a Kubernetes Job, one per set at a time, in the order of creation. Pure.
 
 ::
 
@@ -37,29 +37,29 @@ from prefeed.sampleset.spec import API_VERSION
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
 CONSENT: Final = "prefeed.io/consent"
-"""Annotation of a job of type rmr: its name, by which the user agrees that data is removed at its origin."""
+"""Annotation of an rmr job: its own name, by which the user consents to the removal of data at its origin."""
 
 SCHEDULED: Final = "Scheduled"
 JOB: Final = "prefeed.io/samplejob"
-"""Label of what is made for a job."""
+"""Label of the objects of a job."""
 
 _OVER: Final = (SUCCEEDED, FAILED)
 _REFUSED_STATUS: Final = 2
 _TRIES: Final = 3
-"""A pod that is killed is started again so many times; a job that fails is not."""
+"""Maximum restarts of a killed pod. A job that fails is not restarted."""
 
 _MOST_OF_NAME: Final = 43
-"""Letters of a job's name that the name of its Job begins with: a CronJob has at most 52."""
+"""Maximum letters of a job's name in the name of its Job: a CronJob may have 52."""
 
 _State = tuple[str, Condition]
 
 
 def decide_job(document: Document, group: Group) -> Outcome:
-    """Return what should be for a SampleJob.
+    """Decide the outcome for a SampleJob.
 
     Args:
-        document: As the API server has it.
-        group: What is known beside it.
+        document: The SampleJob, as in the API server.
+        group: Its group.
     """
     own = [made for (kind, _), made in group.made.items() if kind in ("Job", "CronJob") and is_owned(made, document)]
     kept = frozenset((made["kind"], made["metadata"]["name"]) for made in own)
@@ -95,12 +95,12 @@ def _without_effect(document: Document) -> Iterator[Condition]:
 
 
 def _asked(document: Document) -> Document:
-    """Return a document as its user wrote it."""
+    """Return the fields of a document that its user wrote."""
     return {key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}
 
 
 def _is_final(document: Document) -> bool:
-    """Return whether nothing of a job is to be done any more."""
+    """Return whether a job has succeeded, or has failed with its current spec."""
     status = document.get("status") or {}
     if status.get("phase") == SUCCEEDED:
         return True
@@ -110,15 +110,15 @@ def _is_final(document: Document) -> bool:
 
 
 def _is_terminated(document: Document) -> bool:
-    """Return whether another job has terminated this one: its Job may still be there, because its status is written first."""
+    """Return whether another job terminated this one. Its Job may still exist, because its status is written first."""
     said = (document.get("status") or {}).get("conditions") or ()
     return any(each["type"] == "Complete" and each["reason"] == "Terminated" for each in said)
 
 
 def _queue(group: Group) -> list[Document]:
-    """Return the jobs of a set that wait or run, in the order of their creation.
+    """Return the pending and running jobs of a set in the order of creation.
 
-    A job with a schedule is left out, as is one that sidecars run, and one that waits for a person: it would hold up the others.
+    Jobs with a schedule, jobs in sidecars and jobs without consent are omitted, because they would block the others.
     """
     found = group.document(SAMPLE_SET)
     in_sidecars = found is not None and mode_of(found) != NODE
@@ -132,7 +132,7 @@ def _queue(group: Group) -> list[Document]:
 
 
 def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
-    """Return the phase of a job and what to say; Pending with the status True: it is to be started now.
+    """Return the phase and the condition of a job. Pending with a true condition means: create its Job now.
 
     Raises:
         SpecError: The job is refused.
@@ -141,14 +141,14 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
     if not group.key.name:
         raise SpecError("spec.sampleSetRef is missing: in a cluster a job runs for a set; name one")
     current = next((made for made in own if made["kind"] == "Job" and _is_current(made, document)), None)
-    if current is not None and (end := _end_of(current, group)) is not None:  # also if its set has gone meanwhile
+    if current is not None and (end := _end_of(current, group)) is not None:  # even if its set was deleted since
         return end
     found = group.document(SAMPLE_SET)
     if found is None or found["metadata"].get("deletionTimestamp"):
         return _waiting("NoSampleSet", f"there is no SampleSet {group.key.name} in {group.key.namespace}: create it")
     try:
         is_on_nodes = mode_of(found) == NODE
-    except SpecError as err:  # the set's error, not the job's
+    except SpecError as err:  # an error of the set, not of the job
         return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is refused: {err}")
     if _lacks_consent(document):
         name = document["metadata"]["name"]
@@ -163,7 +163,7 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
             "Complete", FALSE, "InSidecars", "the sidecar of each pod of the set runs it when the pod starts"
         )
     is_made = any(_is_current(made, document) for made in own)
-    if not (is_made or is_usable(found)):  # what has been started runs to its end
+    if not (is_made or is_usable(found)):  # a started job runs to its end
         return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is not ready: see its conditions")
     if said.schedule is not None:
         return RUNNING, Condition(
@@ -197,7 +197,7 @@ def _in_queue(document: Document, group: Group, current: Document | None) -> _St
 
 
 def active_jobs(group: Group) -> list[Document]:
-    """Return the Jobs of a set that have not ended."""
+    """Return the unfinished Jobs of a set."""
     jobs = (made for (kind, _), made in group.made.items() if kind == "Job")
     return [made for made in jobs if not _finished(made) and JOB in (made["metadata"].get("labels") or {})]
 
@@ -207,7 +207,7 @@ def _waiting(reason: str, message: str) -> _State:
 
 
 def _finished(made: Document) -> str:
-    """Return ``Complete`` or ``Failed`` of a Job; empty while it is under way."""
+    """Return ``Complete`` or ``Failed`` for a finished Job, otherwise an empty text."""
     for each in made.get("status", {}).get("conditions") or ():
         if each["type"] in ("Complete", "Failed") and each["status"] == TRUE:
             return str(each["type"])
@@ -235,7 +235,7 @@ def _annotations(document: Document) -> dict[str, Any]:
 
 
 def name_of(document: Document) -> str:
-    """Return the name of the Job of a SampleJob: another one for other options, and for another SampleJob of its name."""
+    """Return the name of the Job of a SampleJob, with a hash of its uid and options."""
     what = json.dumps([document["metadata"]["uid"], document["spec"]], sort_keys=True)
     return f"{document['metadata']['name'][:_MOST_OF_NAME].rstrip('-')}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
 
@@ -279,11 +279,11 @@ _FAILURES: Final = {
         },
     ]
 }
-"""A job that says why it failed is not tried again; a pod that was evicted is."""
+"""Job failure rules: a job that reports its failure is not retried, an evicted pod is."""
 
 
 def _on_nodes(given: NodeSet, labels: dict[str, str], command: list[str], *, is_everywhere: bool) -> dict[str, Any]:
-    """Return the ``spec`` of a Job whose pods run beside the servers of a set: one, or one per node."""
+    """Build the ``spec`` of a Job on nodes with a server: one pod, or one per node."""
     affinity: dict[str, Any] = {
         "podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [near(given)]},
         **({"podAntiAffinity": apart(labels)} if is_everywhere else {}),
@@ -297,7 +297,7 @@ def _on_nodes(given: NodeSet, labels: dict[str, str], command: list[str], *, is_
 
 
 def _anywhere(found: Document, group: Group, command: list[str]) -> dict[str, Any]:
-    """Return the ``spec`` of a Job with volumes of its own."""
+    """Build the ``spec`` of a Job with volumes of its own."""
     said = pod_set(found)
     if said.directory:
         raise SpecError(
@@ -325,7 +325,7 @@ _POD: Final = {"restartPolicy": "Never", "automountServiceAccountToken": False}
 
 
 def _container(server: dict[str, Any], command: list[str]) -> dict[str, Any]:
-    """Return the container of a job: with the volumes and the user of a server. It starts no server, for which it has no memory."""
+    """Build the container of a job from a server's. It starts no server, for which it lacks the memory."""
     left = ("restartPolicy", "startupProbe")
     no_server = {"name": "PREFEED_AUTOSTART", "value": "0"}
     kept = {name: value for name, value in server.items() if name not in left}

@@ -1,4 +1,4 @@
-"""What should be for a SampleSet. Pure."""
+"""Decides the outcome for a SampleSet: its ConfigMap, servers, mounts and status. Pure."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _FINISHED: Final = ("Succeeded", "Failed")
 
 
 def decide_set(document: Document, group: Group) -> Outcome:
-    """Return what should be for a SampleSet.
+    """Decide the outcome for a SampleSet.
 
     Args:
-        document: As the API server has it.
-        group: What is known beside it.
+        document: The SampleSet, as in the API server.
+        group: Its group.
     """
     readers = [pod["metadata"]["name"] for pod in group.pods if pod.get("status", {}).get("phase") not in _FINISHED]
     if document["metadata"].get("deletionTimestamp"):
@@ -57,7 +57,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
     except SpecError as err:
         refused = Condition(ACCEPTED, FALSE, "Refused", str(err))
         status = _status(document, group, [refused], NONE)
-        return Outcome(kept=frozenset(group.made), status=status, is_held=bool(readers))  # pods that run are served on
+        return Outcome(kept=frozenset(group.made), status=status, is_held=bool(readers))  # keep serving running pods
     missing = list(_missing(found, document, group))
     if missing:
         accepted = Condition(ACCEPTED, FALSE, "SecretIncomplete", "; ".join(missing))
@@ -80,7 +80,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
 
 
 def is_usable(document: Document | None) -> bool:
-    """Return whether pods can read a set: in mode node a server must be ready, in mode pod the pods bring theirs."""
+    """Return whether pods can read a set. Mode node requires a ready server; in mode pod each pod has its own."""
     if document is None or document["metadata"].get("deletionTimestamp"):
         return False
     status = document.get("status") or {}
@@ -89,10 +89,10 @@ def is_usable(document: Document | None) -> bool:
 
 
 def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], PodSet]:
-    """Return the objects of a set, and the set.
+    """Build the objects of a set. Return them with the set.
 
     Raises:
-        SpecError: It is not understood.
+        SpecError: The document is invalid.
     """
     if mode_of(document) != NODE:
         found = pod_set_of(document, group)
@@ -101,7 +101,7 @@ def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], Po
         given = node_set(document, image=group.choices.image, pool_image=group.choices.pool_image)
         found = given.found
         made = [config_map(found), service(given), stateful_set(given)]
-        # A mount stays until its set is deleted: a job that comes next would race with the mount pod that terminates.
+        # Keep a mount until its set is deleted: the next job would race with the terminating mount pod.
         has_mounts = ("StatefulSet", mount_name(found.name)) in group.made
         if not given.user and (has_mounts or any(wants_files(job) for job in group.documents.get(PADDLE_JOB, ()))):
             made.append(mounts(given))
@@ -109,10 +109,10 @@ def _objects(document: Document, group: Group) -> tuple[tuple[Document, ...], Po
 
 
 def pod_set_of(document: Document, group: Group) -> PodSet:
-    """Return a set as its pods have it, with the warm-ups that their sidecars run.
+    """Convert a set for its pods, including the warm-ups that their sidecars run.
 
     Raises:
-        SpecError: It is not understood.
+        SpecError: The document is invalid.
     """
     return replace(pod_set(document), warmups=tuple(_warmups(group)))
 
@@ -125,11 +125,11 @@ def _warmups(group: Group) -> Iterator[Document]:
             try:
                 yield warmup_of({key: job[key] for key in ("apiVersion", "kind", "metadata", "spec")})[1]
             except SpecError:
-                continue  # its own status says so
+                continue  # reported in the status of the job
 
 
 def _missing(found: PodSet, document: Document, group: Group) -> Iterator[str]:
-    """Yield a sentence for each secret that cannot be used."""
+    """Yield a sentence for each secret that is missing or incomplete."""
     for name in found.secrets:
         keys = group.secrets.get(name)
         if keys is None:
@@ -141,7 +141,7 @@ def _missing(found: PodSet, document: Document, group: Group) -> Iterator[str]:
 
 
 def _served(document: Document, group: Group) -> tuple[int, int]:
-    """Return how many servers are ready, and how many should be."""
+    """Return the number of ready and of desired servers."""
     if mode_of(document) != NODE:
         pods = [pod for pod in group.pods if pod.get("status", {}).get("phase") not in _FINISHED]
         return sum(map(_has_server, pods)), len(pods)
@@ -155,7 +155,7 @@ def _has_server(pod: Document) -> bool:
 
 
 def lacks_pods(document: Document, group: Group) -> bool:
-    """Return whether a set has a StatefulSet for its servers, of which the cluster has not created all pods."""
+    """Return whether pods of a set's StatefulSet have not been created yet."""
     made = group.made.get(("StatefulSet", runtime_name(group.key.name)))
     return made is not None and int(made.get("status", {}).get("replicas") or 0) < int(document["spec"]["partitions"])
 
@@ -179,7 +179,7 @@ def _listed(group: Group) -> Iterator[Condition]:
 
 
 def _notes(found: PodSet, group: Group) -> Iterator[Condition]:
-    """Yield the conditions that name what was chosen, and what has no effect here."""
+    """Yield the conditions about chosen defaults and about options without effect."""
     if found.notes:
         yield Condition(NOTES, TRUE, "Notes", "; ".join(found.notes))
     of_secrets = (
@@ -209,7 +209,7 @@ def _status(
 
 
 def _deleted(document: Document, group: Group, readers: list[str]) -> Outcome:
-    """Return what should be for a set that was deleted: it stays while pods read it; its objects go with it."""
+    """Decide about a deleted set: the finalizer keeps it and its objects while pods read it."""
     if not readers:
         return Outcome(kept=frozenset(group.made))
     shown = ", ".join(sorted(readers)[:8]) + (f" and {len(readers) - 8} more" if len(readers) > 8 else "")

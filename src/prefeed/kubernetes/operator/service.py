@@ -1,4 +1,4 @@
-"""The operator as a program. kopf watches the cluster, and says that the program lives; what it reports is worked at here."""
+"""The operator program. kopf watches the cluster and serves the liveness probe; ``Worker`` handles the changes."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.sampleset.documents import Document
 
 _CLIENT_SECONDS: Final = 600
-"""A watch is begun again after so long: one that has gone silent is noticed. Without it, kopf's watches used to freeze (#955)."""
+"""Lifetime of a watch, so that a silent one is replaced. kopf's watches could freeze without it (#955)."""
 
 _log = logging.getLogger("prefeed.operator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the operator runs.
+    """Options of the operator program.
 
     Attributes:
-        namespaces: To look at; empty: all.
-        choices: What sets do not say.
-        liveness: URL at which the program says that it lives; empty: nowhere.
-        metrics_port: Of Prometheus; 0: none.
-        webhook: Where pods are given their caches; None: nowhere.
+        namespaces: Namespaces to watch. If empty, all.
+        choices: Images, and whether to run PaddleJobs.
+        liveness: URL of the liveness probe, or an empty text for none.
+        metrics_port: Port of the Prometheus endpoint, or 0 for none.
+        webhook: Endpoint for AdmissionReviews of pods, or None.
     """
 
     namespaces: Sequence[str] = ()
@@ -56,17 +56,17 @@ class Options:
 
 
 def login() -> Connection:
-    """Return how the API server is reached: by the service account of this pod, or by KUBECONFIG.
+    """Return the address and credentials of the API server, from the service account of this pod or from KUBECONFIG.
 
     Raises:
-        ClusterError: There is neither.
+        ClusterError: Neither exists.
     """
     settings = kopf.OperatorSettings()
     in_pod = kopf.login_with_service_account(settings=settings)
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if (
         in_pod is not None and host and port
-    ):  # an address, as clients in Go use it, because the DNS of a cluster may be down
+    ):  # the address from the environment, as in Go clients, because the cluster's DNS may be down
         return cast("Connection", replace(in_pod, server=f"https://{f'[{host}]' if ':' in host else host}:{port}"))
     found: Connection | None = in_pod or kopf.login_with_kubeconfig(settings=settings)
     if found is None:
@@ -75,9 +75,9 @@ def login() -> Connection:
 
 
 def run(options: Options) -> None:
-    """Be the operator until SIGTERM or SIGINT."""
+    """Run the operator until SIGTERM or SIGINT."""
     logging.getLogger().setLevel(logging.INFO)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each object that is seen
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # otherwise a line per event
     os.environ.setdefault(
         "POD_ID", socket.gethostname()
     )  # otherwise kopf looks up the user's name, which a pod's user may lack
@@ -95,7 +95,7 @@ def run(options: Options) -> None:
 
 
 async def _require_ours(client: Client) -> None:
-    """Refuse to run PaddleJobs that are those of Paddle's own operator."""
+    """Refuse to run PaddleJobs whose definition belongs to another operator."""
     name = definition(PADDLE_JOB)["metadata"]["name"]
     if not is_ours(await client.get(DEFINITIONS, "", name)):
         raise kopf.PermanentError(
@@ -108,7 +108,7 @@ def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.watching.client_timeout = _CLIENT_SECONDS
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # without it, rights on namespaces and on all definitions are needed
+    settings.scanning.disabled = True  # scanning requires rights on namespaces and all definitions
     for resource in MADE.values():
         settings.watching.label_selectors[resource.group, _version(resource.api_version), resource.plural] = (
             selector_of(resource)
@@ -136,7 +136,7 @@ class _Service:
         self._counts = Counts()
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
-        """Let kopf tell this of all objects that matter."""
+        """Register the handlers of the operator with kopf."""
         kopf.on.startup(registry=registry)(self._start)
         kopf.on.cleanup(registry=registry)(self._end)
         kopf.on.login(registry=registry)(lambda **_: login())
@@ -178,10 +178,10 @@ class _Service:
         await self._stack.aclose()
 
     def _alive(self, **_: Any) -> int:
-        """Return how many groups wait; kopf asks this of a program that must be replaced when it does not answer.
+        """Return the number of waiting groups, for kopf's liveness probe.
 
         Raises:
-            RuntimeError: The work has ended.
+            RuntimeError: The worker has stopped.
         """
         if self._task is None or self._worker is None or self._task.done():
             raise RuntimeError("the operator does not work")

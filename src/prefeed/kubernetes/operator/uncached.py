@@ -1,4 +1,4 @@
-"""Pods that ask for a set by its label and read without its cache. Pure."""
+"""Finds pods that carry the label of a set but read without its cache. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FINISHED: Final = ("Succeeded", "Failed")
 
 
 class Uncached(NamedTuple):
-    """A pod that reads without a cache, and why."""
+    """Pod without a cache, and the reason."""
 
     pod: Document
     reason: str
@@ -22,13 +22,13 @@ class Uncached(NamedTuple):
 
 
 def uncached(group: Group) -> Iterator[Uncached]:
-    """Yield the pods of a group that have no cache. An annotation marks a pod that was made with one.
+    """Yield the unfinished pods of a group without a cache, detected by the missing annotation.
 
     Args:
-        group: Of the set that they ask for.
+        group: Group of the set in their label.
     """
     name, namespace = group.key.name, group.key.namespace
-    if not name:  # pods of a PaddleJob that names no set
+    if not name:  # pods of a PaddleJob without a set
         return
     if group.document(SAMPLE_SET) is None:
         reason = "NoSampleSet"

@@ -1,4 +1,4 @@
-"""The endpoint at which the API server asks about pods that are made. kopf's own does not say in which namespace."""
+"""HTTPS endpoint for AdmissionReviews of new pods. kopf's own webhook omits the namespace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prefeed.sampleset.documents import Document
 
 PATH: Final = "/pods"
 _RELOAD_SECONDS: Final = 300.0
-"""Certificates are replaced before they end: the file is read again this often."""
+"""Interval at which the certificate is read again, because it is replaced before it expires."""
 
 _MOST_BYTES: Final = 16 * 1024**2
 
@@ -28,12 +28,12 @@ Answer = Callable[[Document], Awaitable[Document]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where to answer.
+    """Address and TLS files of the webhook.
 
     Attributes:
-        port: Of all addresses.
-        certificate: File, with the name of the Service; API servers ask by TLS only.
-        key: File.
+        port: Port on all addresses.
+        certificate: Certificate file, issued for the name of the Service.
+        key: Key file.
     """
 
     port: int
@@ -42,7 +42,7 @@ class Endpoint:
 
 
 class Webhook:
-    """Answers an API server.
+    """HTTPS server that answers AdmissionReviews.
 
     **Ownership**: an ``async with`` block opens and closes the port.
     """
@@ -76,7 +76,7 @@ class Webhook:
             await asyncio.sleep(_RELOAD_SECONDS)
             try:
                 self._context.load_cert_chain(self._endpoint.certificate, self._endpoint.key)
-            except OSError as err:  # it is being replaced: certificate and key do not fit together yet
+            except OSError as err:  # during a replacement, certificate and key may not match
                 _log.warning("the webhook's certificate cannot be read: %s; trying again in %g s", err, _RELOAD_SECONDS)
 
     async def _handle(self, request: web.Request) -> web.Response:

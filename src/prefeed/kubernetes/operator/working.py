@@ -1,4 +1,4 @@
-"""Groups that have changed are worked at, one after the other, again and again until they are as they should be."""
+"""Queue of changed groups, which are reconciled one after the other and retried after failures."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from prefeed.kubernetes.operator.groups import Key
 FIRST_WAIT_SECONDS: Final = 1.0
 MOST_WAIT_SECONDS: Final = 60.0
 _MOST_FAILURES: Final = 7
-"""More are not counted: the longest wait is reached."""
+"""Maximum failures that are counted. The delay has reached its maximum by then."""
 
 AGAIN_SECONDS: Final = 10.0
-"""After which a group is looked at again that waits for something."""
+"""Delay before a waiting group is reconciled again."""
 
 ALL_SECONDS: Final = 300.0
-"""After which everything is looked at again: whatever a watch has missed is found then."""
+"""Interval of complete listings, which find changes that a watch has missed."""
 
 _log = logging.getLogger("prefeed.operator")
 
 
 class Carries(Protocol):
-    """What is done; ``carrying.Carrier`` does it."""
+    """Interface of the reconciler, implemented by ``carrying.Carrier``."""
 
     async def see_all(self, namespaces: Iterable[str]) -> set[Key]: ...
     async def carry(self, key: Key) -> bool: ...
 
 
 class Worker:
-    """Works at groups.
+    """Queue of groups and the task that reconciles them.
 
-    A group is worked at by one task at a time, and once more if it has changed meanwhile.
+    Groups are reconciled one at a time. A group that changes during its reconciliation is queued again.
 
     Args:
-        carrier: What is done.
-        namespaces: Those to look at; one empty text: all.
-        counts: Told each end of work at a group: ``ok``, ``waits`` or ``failed``.
+        carrier: Reconciles a group.
+        namespaces: Namespaces to list. A single empty text selects all.
+        counts: Called with each result: ``ok``, ``waits`` or ``failed``.
 
-    **Ownership**: ``run`` ends when it is cancelled; nothing is left then.
+    **Ownership**: ``run`` ends when it is cancelled, and cancels its tasks and timers.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        """Groups that wait to be worked at."""
+        """Number of groups in the queue."""
         return len(self._queue)
 
     def mark(self, keys: Iterable[Key]) -> None:
-        """Groups have changed."""
+        """Queue groups that have changed."""
         for key in keys:
             self._queue[key] = None
             if timer := self._timers.pop(key, None):
@@ -71,7 +71,7 @@ class Worker:
             self._has_work.set()
 
     async def run(self) -> None:
-        """Work until this is cancelled."""
+        """List all objects, then reconcile groups until cancelled."""
         try:
             await self._see_all()
             async with asyncio.TaskGroup() as tasks:
@@ -93,7 +93,7 @@ class Worker:
             wait = min(2 * wait, MOST_WAIT_SECONDS)
 
     async def _see_all_again(self) -> None:
-        wait = AGAIN_SECONDS  # what goes between the first look and the beginning of the watches is told by neither
+        wait = AGAIN_SECONDS  # soon, for deletions between the first list and the start of the watches
         while True:
             await asyncio.sleep(wait)
             await self._see_all()
@@ -114,7 +114,7 @@ class Worker:
         except PrefeedError as err:
             _log.warning("%s in %s: %s; trying again in %g s", key.name, key.namespace, err, self._failed(key))
             return
-        except Exception:  # noqa: BLE001 - a defect that one document shows must not end the work at all others
+        except Exception:  # noqa: BLE001 - a defect that one document shows must not stop the work on all others
             _log.exception("%s in %s: trying again in %g s", key.name, key.namespace, self._failed(key))
             return
         self._failures.pop(key, None)
@@ -123,7 +123,7 @@ class Worker:
             self._later(key, AGAIN_SECONDS)
 
     def _failed(self, key: Key) -> float:
-        """Note that work at a group has failed; return the seconds after which it is tried again."""
+        """Record the failure of a group and schedule a retry. Return its delay in seconds."""
         self._failures[key] = failures = min(self._failures.get(key, 0) + 1, _MOST_FAILURES)
         wait: float = min(FIRST_WAIT_SECONDS * 2 ** (failures - 1), MOST_WAIT_SECONDS)
         self._counts("failed")

@@ -1,4 +1,4 @@
-"""What was seen last of all objects that matter, by the group that they belong to. No I/O."""
+"""Cache of the objects that the operator watches, by group. No I/O."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from prefeed.kubernetes.sizes import Report
 from prefeed.sampleset.documents import Document
 
 Name = tuple[str, str, str]
-"""Of an object: kind, namespace and name."""
+"""Kind, namespace and name of an object."""
 
 
 def key_of(document: Document) -> Key | None:
-    """Return the group of an object; None: it belongs to none."""
+    """Return the group of an object, or None."""
     kind, metadata = document["kind"], document["metadata"]
     labels = metadata.get("labels") or {}
     if kind in KINDS:
@@ -29,13 +29,13 @@ def key_of(document: Document) -> Key | None:
 
 
 def name_of(document: Document) -> Name:
-    """Return the name of an object."""
+    """Return kind, namespace and name of an object."""
     metadata = document["metadata"]
     return document["kind"], metadata.get("namespace", ""), metadata["name"]
 
 
 class World:
-    """Objects as they were seen last.
+    """Cache of objects as last read from the API server.
 
     **Threads**: one.
     """
@@ -48,11 +48,11 @@ class World:
         return len(self._objects)
 
     def get(self, kind: str, namespace: str, name: str) -> Document | None:
-        """Return an object; None: there is none."""
+        """Return an object, or None if it is not in the cache."""
         return self._objects.get((kind, namespace, name))
 
     def see(self, document: Document) -> set[Key]:
-        """Note an object as it is now; return the groups that it belongs to, and belonged to before."""
+        """Record an object. Return its current and its previous group, or nothing if the cache has a newer version."""
         known = self._objects.get(name_of(document))
         if known is not None and _is_newer(known, document):
             return set()
@@ -64,7 +64,7 @@ class World:
         return keys
 
     def forget(self, document: Document) -> set[Key]:
-        """Note that an object is no more; return the groups that it belonged to."""
+        """Remove an object. Return its group."""
         before = self._objects.pop(name_of(document), None)
         key = None if before is None else key_of(before)
         if key is None:
@@ -75,15 +75,15 @@ class World:
         return {key}
 
     def versions(self, kind: str) -> dict[Name, str]:
-        """Return which objects of a kind are known, with their versions: before all are listed."""
+        """Return the cached versions of a kind's objects. Call it before they are listed."""
         return {name: _version(each) for name, each in self._objects.items() if name[0] == kind}
 
     def replace(self, before: Mapping[Name, str], documents: Iterable[Document]) -> set[Key]:
-        """Note all objects of a kind; those that were known before, have not changed since and are not listed are no more.
+        """Record all objects of a kind. Remove cached objects that are not among them and unchanged since ``before``.
 
         Args:
-            before: What ``versions`` returned before they were listed.
-            documents: All that there are.
+            before: Result of ``versions`` before the list.
+            documents: All objects of the kind.
         """
         now = {name_of(each): each for each in documents}
         keys = set()
@@ -96,7 +96,7 @@ class World:
         return keys
 
     def keys(self) -> set[Key]:
-        """Return all groups."""
+        """Return the keys of all groups."""
         return set(self._groups)
 
     def group(
@@ -110,7 +110,7 @@ class World:
         refusal: str = "",
         reports: Mapping[str, Report] | None = None,
     ) -> Group:
-        """Return a group as it is now."""
+        """Return a snapshot of a group."""
         found = [self._objects[name] for name in self._groups.get(key, ())]
         found.sort(key=lambda each: (each["metadata"].get("creationTimestamp") or "", each["metadata"]["name"]))
         return Group(
@@ -132,14 +132,14 @@ def _version(document: Document) -> str:
 
 
 def _is_newer(known: Document, document: Document) -> bool:
-    """Return whether an object was seen later than this one, which a list or an answer that took longer has brought."""
+    """Return whether the cache has a newer version of an object, as after a slow list or reply."""
     versions = _version(known), _version(document)
     is_same = known["metadata"].get("uid") == document["metadata"].get("uid")
     return is_same and all(map(str.isdigit, versions)) and int(versions[0]) > int(versions[1])
 
 
 def _needed(document: Document) -> Document:
-    """Return what is looked at of an object: a cluster has many pods, and most of each is of no use here."""
+    """Return the parts of an object that the operator uses, to save memory in clusters with many pods."""
     metadata = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
     if document["kind"] in KINDS:
         return {**document, "metadata": metadata}
