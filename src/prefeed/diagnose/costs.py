@@ -74,7 +74,7 @@ def costs_of(
 ) -> Costs:
     """Measure the costs of one batch, by computing several in this thread.
 
-    Files, pipes and connections of a stream cannot be told apart: ``reading`` is the time in which this process did not compute.
+    The sources of a stream are unknown, so its ``reading`` is the time in which this process used no CPU.
 
     Args:
         loader: Loader of the user.

@@ -1,11 +1,11 @@
-"""Examination of a training loop: its own steps, with batches that are made in one way after another.
+"""Examines a training loop by timing its own steps with batches from different sources.
 
-Differential, as in DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021): the job as
-it is; the same batch again and again; and the job with its data nearer. The difference between two trials is the cost of
-what differs. The loop is never called: it requests the next batch, and receives one of the trial.
+The method is that of DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021):
+time the unchanged job, the same batch repeatedly, and the job with its data in a cache. The difference of two trials is
+the cost of the changed part. The loop is never called: it requests the next batch, and receives one of the trial.
 
-``prefeed doctor`` starts an unchanged program with ``PREFEED_DOCTOR`` in its environment; ``autostart/sitecustomize.py`` then
-calls ``begin`` once torch is imported, and the program's loops are fed through ``DataLoader.__iter__``.
+``prefeed doctor`` starts an unchanged program with ``PREFEED_DOCTOR`` set. In it, ``autostart/sitecustomize.py``
+calls ``begin`` once torch is imported, and ``DataLoader.__iter__`` yields the batches of the trials.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _WORTH_FETCHING: Final = 0.05
 
 @dataclass(kw_only=True)
 class Examination:
-    """Examines one loader while a loop iterates ``feed``.
+    """Examination of one loader, during which a loop iterates ``feed``.
 
     Attributes:
-        loader: The user's.
+        loader: Loader of the user.
         steps: Steps to time in each trial.
-        device: Device that the loop copies batches to; None: none.
+        device: Device that the loop copies batches to, or None.
         say: Receives the name of each trial.
         iterate: Function that iterates a loader.
-        directory: Parent of the homes of private caches; None: the default for temporary directories.
-        report: Result; None until the end.
-        trials: The timed runs.
+        directory: Parent of the homes of private caches, or None for the default for temporary directories.
+        report: Result, or None until the end.
+        trials: Timed runs.
     """
 
     loader: TorchDataLoader[Any]
@@ -78,12 +78,12 @@ class Examination:
         self._found: list[Trial] = []
         self._unused: Any = None
         self._files = TimedFiles()
-        # A second epoch is faster than the first if prefeed keeps what the first has read.
+        # The first epoch of a served loader fills the cache, so the second one is faster and is timed separately.
         is_served = isinstance(self.loader, DataLoader) or has_cached_stage(self.loader.dataset)
         self._is_kept = self._source is not None and is_served
 
     def feed(self) -> Generator[Any, None, LoaderReport]:
-        """Yield batches to the loop until everything was tried."""
+        """Yield batches to the loop until all trials have ended."""
         costs: Costs | None = None
         staged_bytes = 0
         if self._is_kept and self._source is not None:
@@ -117,7 +117,7 @@ class Examination:
         return self.report
 
     def _take(self, settings: Settings) -> list[IndexBatch] | None:
-        """Return as many batches as a trial needs, and one that no step receives; None for a stream."""
+        """Return the batches of a trial and one more, which no step receives. Return None for a stream."""
         number = whole_waves(self.steps, settings.num_workers) + settings.batches_ahead + 3
         return None if self._source is None else self._source.take(number)
 
@@ -134,10 +134,10 @@ class Examination:
                 self._found.append(trial)
                 self._unused = next(clone)
                 if batches is not None:
-                    next(clone, None)  # the epoch ends
+                    next(clone, None)  # ends the epoch
 
     def _more_workers(self) -> list[Settings]:
-        """Return settings with as many workers as processors, and with many more, for samples that only wait."""
+        """Return settings with a worker per processor, and with four times as many for samples that only wait."""
         if self._source is None and _has_ranks():  # shards may suffice for more workers on one rank and not on another
             return []
         cores, present = len(os.sched_getaffinity(0)), self._present.num_workers
@@ -156,7 +156,7 @@ class Examination:
             raise CannotExamineError(f"not tried: {reason}")
 
     def _try_stage_cache(self, config: Config) -> Generator[Any, None, int]:
-        """Run the loop with samples from a stage cache; return the bytes of one."""
+        """Run the loop with samples from a stage cache. Return the bytes of one."""
         if has_cached_stage(self.loader.dataset):
             raise CannotExamineError("not tried: the samples come from one already")
         self.say("filling a stage cache")
@@ -172,7 +172,7 @@ class Examination:
 
     @contextmanager
     def _noting(self, name: str) -> Iterator[None]:
-        """Inside, the loader is used as the program never did: an error ends this trial and not the program."""
+        """Record an error of the block as a failed trial. The program itself never uses the loader in this way."""
         try:
             yield
         except Exception as err:  # noqa: BLE001 - the dataset is the user's
@@ -181,7 +181,7 @@ class Examination:
 
 
 def of_rank_0(decision: T) -> T:
-    """Return the decision of the first rank, because ranks that take different steps wait for each other forever."""
+    """Return the decision of the first rank, because ranks with different steps would wait for each other forever."""
     if not _has_ranks():
         return decision
     decisions = [decision]
@@ -194,7 +194,7 @@ def _has_ranks() -> bool:
 
 
 def _common_roots(paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the directories of files; the parents of many directories, because a data set has a folder per class."""
+    """Return the directories of files, or common parents of many directories, as a data set has a folder per class."""
     roots = {path.rpartition("/")[0] or "/" for path in paths}
     while len(roots) > 8:
         roots = {root.rpartition("/")[0] or "/" for root in roots}
@@ -209,7 +209,7 @@ def doctor(
     device: torch.device | str | None = None,
     say: Say = lambda text: None,
 ) -> LoaderReport:
-    """Report whether a training loop waits for data, for what, and what helps.
+    """Report whether a training loop waits for data, the causes, and the remedies.
 
     Runs the loop ``for batch in loader: step(batch)`` several times over a few batches: as it is, with the same batch again and
     again, with its files in memory, with its samples in a stage cache, with more workers. The model is trained a little: pass
@@ -219,7 +219,7 @@ def doctor(
         loader: Any ``torch.utils.data.DataLoader``.
         step: Training step: it receives a batch.
         steps: Steps to time in each trial, at least 2.
-        device: Device that ``step`` copies the batch to, so that the copy is timed too. None: none.
+        device: Device that ``step`` copies the batch to, so that the copy is timed too, or None.
         say: Receives the name of each trial.
 
     Raises:
@@ -240,7 +240,7 @@ VARIABLE: Final = "PREFEED_DOCTOR"
 
 
 def begin() -> None:
-    """Examine the first loop of this process that trains."""
+    """Examine the first training loop of this process."""
     steps, _, out = os.environ[VARIABLE].partition(":")
     _ProgramDoctor(int(steps), Path(out)).attend()
 
@@ -249,8 +249,8 @@ class _Patient:
     """Loader under examination. A loop that leaves its epoch continues the examination in the next one.
 
     Attributes:
-        fed: Number of the iterator that is fed, or was the last.
-        is_fed: An iterator has requested a batch and was not closed.
+        fed: Number of the last iterator that was fed.
+        is_fed: Whether an iterator has requested a batch and was not closed.
     """
 
     def __init__(self, loader: TorchDataLoader[Any], examination: Examination) -> None:
@@ -268,13 +268,13 @@ class _Patient:
 
 
 class _ProgramDoctor:
-    """Feeds loops over loaders that look like training, until one was fed enough; others are iterated as ever."""
+    """Examiner of a program. Feeds loops over loaders that look like training until one examination ends."""
 
     def __init__(self, steps: int, out: Path) -> None:
         self._steps = steps
         self._out = out
         self._patients: list[_Patient] = []
-        self._is_busy = False  # loaders that are iterated for an examination are not examined
+        self._is_busy = False  # set while an examination iterates a loader, so that this loader is not examined
         self._iterate = TorchDataLoader.__iter__
 
     def attend(self) -> None:
@@ -285,7 +285,7 @@ class _ProgramDoctor:
         def iterate(loader: TorchDataLoader[Any]) -> Iterator[Any]:
             if self._is_busy or get_worker_info() is not None or not _trains(loader):
                 return torchs(loader)
-            return self._feed(loader)  # begins with the first batch, because some programs create iterators for a look
+            return self._feed(loader)  # starts at the first batch, because some programs create unused iterators
 
         TorchDataLoader.__iter__ = iterate  # type: ignore[method-assign, assignment]
         atexit.register(self._leave)
@@ -314,7 +314,7 @@ class _ProgramDoctor:
                     part.write_text(patient.examination.report.to_json())
                     part.replace(self._out)
                 raise SystemExit(0)
-        yield from self._iterate(loader)  # another iterator over it is fed now, or it cannot be examined
+        yield from self._iterate(loader)  # a newer iterator is fed, or the loader cannot be examined
 
     def _patient_of(self, loader: TorchDataLoader[Any]) -> _Patient:
         for patient in self._patients:
@@ -329,9 +329,9 @@ class _ProgramDoctor:
         return self._patients[-1]
 
     def _leave(self) -> None:
-        """End what an unfinished examination has started, perhaps after an error that still holds the loop."""
+        """Close unfinished examinations, which may have started workers and servers."""
         for patient in self._patients:
-            with suppress(ValueError):  # a thread is in the middle of it
+            with suppress(ValueError):  # another thread is executing the feed
                 patient.feed.close()
 
 

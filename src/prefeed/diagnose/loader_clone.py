@@ -1,4 +1,4 @@
-"""Loaders like the user's, with other settings, over chosen batches.
+"""Clones the user's loader with other settings, over chosen batches.
 
 Each trial iterates a ``LoaderClone``. The user's loader is not changed, and the workers of a clone have ended when the
 clone is closed, so that trials do not share the machine.
@@ -39,33 +39,33 @@ from prefeed.torch.nesting import tensors_in
 from prefeed.wire.endpoint import remove_runtime_dirs
 
 IndexBatch = Any
-"""Batch as a sampler yields it: a list of indices, or one index if the dataset makes batches itself."""
+"""Batch as a sampler yields it: a list of indices, or one index if the dataset returns whole batches itself."""
 
 
 class LoaderFailed(Exception):
-    """The loader raised, and not the training step; the text is the error in one line."""
+    """Error of the loader, as opposed to one of the training step. The text is one line."""
 
 
 _NO_BATCHES: Final = "the loader has no batches: there is nothing to examine"
 
 
 class BatchSource:
-    """Batches of indices that a loader's sampler draws, epoch after epoch; with ``whole_only`` without short ones."""
+    """Batches of indices that a loader's sampler draws, epoch after epoch, without short ones if ``whole_only``."""
 
     def __init__(self, loader: TorchDataLoader[Any], *, whole_only: bool = False) -> None:
         self._sampler = loader._index_sampler
         self._left = self._draw(whole_only)
 
     def take(self, number: int) -> list[IndexBatch]:
-        """Return that many batches; raise ``CannotExamineError`` if the sampler yields nothing."""
+        """Return the next ``number`` batches. Raise ``CannotExamineError`` if the sampler yields nothing."""
         return list(itertools.islice(self._left, number))
 
     def give_back(self, batches: Iterable[IndexBatch]) -> None:
-        """Return batches that were not read; they are taken next."""
+        """Put back batches that were not read. They are taken next."""
         self._left = itertools.chain(batches, self._left)
 
     def repeat(self, batches: Sequence[IndexBatch]) -> None:
-        """Yield nothing but these batches, again and again."""
+        """Repeat these batches and yield no others."""
         self._left = itertools.cycle(batches)
 
     def mean_size(self) -> float:
@@ -93,14 +93,14 @@ class BatchSource:
 class LoaderClone:
     """Iterator over a loader, whose workers end when it is closed.
 
-    ``next`` raises ``StopIteration`` once after each epoch, or begins again if the loader ``is_endless``.
+    ``next`` raises ``StopIteration`` once after each epoch, or starts again if the loader ``is_endless``.
 
     Attributes:
         make: Creates the loader, which ``iterate`` iterates.
-        is_own: It is the user's own loader, whose errors are left as they are.
-        deadline: Time of ``perf_counter`` after which there are no more batches. Only a batch that this process is
-            making is finished.
-        number: Batches so far.
+        is_own: Whether it is the user's own loader, whose errors are not wrapped.
+        deadline: Time of ``perf_counter`` after which iteration ends. A batch that this process is computing is
+            finished first.
+        number: Number of batches so far.
     """
 
     make: Callable[[], TorchDataLoader[Any]]
@@ -132,7 +132,7 @@ class LoaderClone:
                     self._loader = self.make() if self._loader is None else self._loader
                     self._iterator = self.iterate(self._loader)
             if math.isfinite(left) and hasattr(self._iterator, "_workers"):
-                self._iterator._timeout = left  # of torch's wait for a batch
+                self._iterator._timeout = left  # limits torch's wait for a batch
             batch = next(self._iterator)
         except StopIteration:
             self._iterator = None
@@ -151,7 +151,7 @@ class LoaderClone:
         return batch
 
     def close(self) -> None:
-        """End the workers and the plan of the loader."""
+        """End the workers of the loader, and its plan."""
         iterator, self._iterator = self._iterator, None
         if hasattr(iterator, "_shutdown_workers"):
             if time.perf_counter() >= self.deadline:
@@ -163,7 +163,7 @@ class LoaderClone:
             iterator._shutdown_workers()
         del iterator
         self._loader = None
-        gc.collect()  # a plan ends with its loader
+        gc.collect()  # ends the plan, which ends with its loader
 
 
 def clone_loader(
@@ -210,7 +210,7 @@ def reason_of(err: Exception) -> str:
 
 
 def are_alike(batch: Any, other: Any) -> bool:
-    """Return whether the tensors of two batches are equal; False without tensors."""
+    """Return whether the tensors of two batches are equal. Without tensors, return False."""
     pairs = list(zip(tensors_in(batch), tensors_in(other), strict=False))
     return bool(pairs) and all(torch.equal(one, same) for one, same in pairs)
 
@@ -252,7 +252,7 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float) -> LoaderFacts:
 
 
 def list_bytes_of(dataset: Any, *, depth: int = 4) -> int:
-    """Estimate the size of the objects in the long lists of a dataset, which workers copy as they read (they count references)."""
+    """Estimate the bytes of objects in long lists, which workers copy as reading changes their reference counts."""
     total = 0
     for held in attributes_of(dataset).values():
         if type(held) in (list, tuple, dict) and len(held) >= _LONG_LIST:

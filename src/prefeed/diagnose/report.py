@@ -20,16 +20,16 @@ STAGE_CACHE: Final = "stage cache"
 
 _LARGE_LISTS: Final = 32 << 20
 _NEARLY_BEST: Final = 0.9
-"""Bytes of lists that are worth a sentence; and the share of the largest gain with which a cheaper finding is suggested."""
+"""Bytes of lists that are worth a sentence. Share of the largest gain from which a cheaper finding is suggested."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that one thread needs for the parts of one batch; None for a part that could not be measured.
+    """Seconds that one thread needs for the parts of one batch, or None for a part that could not be measured.
 
     Attributes:
         opening: Opening its files.
-        reading: Reading its files; of a stream, waiting for its shards.
-        decoding: All else that the dataset does.
+        reading: Reading its files, or waiting for the shards of a stream.
+        decoding: All other work of the dataset.
         collating: Combining the samples.
         transferring: Sending the batch from a worker to the main process; 0 without workers.
         to_device: Copying the batch to the device; None without a device.
@@ -70,11 +70,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Change that makes the loop faster, with its factor.
 
     Attributes:
-        what: Noun phrase for the change; ``how`` is the text to type.
-        speedup: How many times as fast the loop is with it.
-        low: Lower end of the interval that holds the true value in 95 of 100 cases, and ``high``; None: one run.
-        first_speedup: ``speedup`` of the first epoch, while a cache is being filled; None: no difference.
-        is_measured: The loop ran with it. False: computed from the parts of a batch.
+        what: Noun phrase for the change. ``how`` is the text to type.
+        speedup: Factor by which the loop is faster with the change.
+        low: Lower end of the 95 % confidence interval, of which ``high`` is the upper end; None after a single run.
+        first_speedup: ``speedup`` of the first epoch, which fills a cache; None if it is the same.
+        is_measured: Whether the loop ran with the change. Otherwise ``speedup`` is computed from the parts of a batch.
     """
 
     name: str
@@ -91,17 +91,17 @@ class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of ``prefeed.doctor`` and ``prefeed.tune``.
 
     Attributes:
-        text: Verdict in words; ``str(report)`` is the same.
+        text: Verdict in words, the same as ``str(report)``.
         findings: Changes that were tried or computed, the cheapest first.
-        best: Name of the suggested finding; None: leave the loop as it is.
-        settings: Suggested settings of the loader; the present ones if ``best`` changes none.
+        best: Name of the suggested finding, or None to leave the loop unchanged.
+        settings: Suggested settings of the loader, or the present ones if ``best`` changes none.
         waiting: Share of the time that the loop loses by waiting for batches, 0 to 1; None without a training step.
         shares: ``waiting`` by cause: ``origin``, ``decode``, ``collate``, ``transfer``; empty if unknown.
-        perfect_speedup: How many times as fast the loop would be if data loading took no time; None without a step.
+        perfect_speedup: Factor by which the loop would be faster if data loading took no time; None without a step.
         loader: Facts about the loader and the machine.
         trials: All trials, the failed ones with their reason.
         costs: Cost of one batch in one thread; None if it was not measured.
-        ran_out: Something was not tried because the budget ended.
+        ran_out: Whether the budget ended before all settings were tried.
     """
 
     text: str
@@ -118,7 +118,7 @@ class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def suggestion(self) -> Finding | None:
-        """The finding to apply; None: leave the loop as it is."""
+        """Finding to apply, or None to leave the loop unchanged."""
         return next((finding for finding in self.findings if finding.name == self.best), None)
 
     def to_json(self) -> str:
@@ -132,7 +132,7 @@ class LoaderReport(msgspec.Struct, frozen=True, kw_only=True):
 def doctor_report(
     loader: LoaderFacts, trials: Sequence[Trial], costs: Costs | None, *, staged_bytes: int = 0
 ) -> LoaderReport:
-    """Return what follows from the trials of the doctor, and from the bytes of one sample in a stage cache."""
+    """Build the report of the doctor from its trials and from the bytes of one sample in a stage cache."""
     timed = {trial.name: trial for trial in trials if trial.reason is None}
     as_is = timed[AS_IS]
     perfect = max(1.0, as_is.step_seconds / timed[COMPUTE].step_seconds)
@@ -189,7 +189,7 @@ def _shares(loader: LoaderFacts, timed: dict[str, Trial], costs: Costs | None, w
 
 
 _CHEAPEST_FIRST: Final = (CACHE, WORKERS, "device prefetch", STAGE_CACHE, "packing")
-"""One line, an argument, a few lines, a conversion."""
+"""Findings by effort: one line, an argument, a few lines, a conversion."""
 
 
 def _measured(
@@ -241,7 +241,7 @@ def _estimated(loader: LoaderFacts, timed: dict[str, Trial], costs: Costs | None
          "prefeed pack SRC OUT, then prefeed.datasets.Packed(OUT)."),
     ):  # fmt: skip
         if saved > 0:
-            left = step - min(saved, waited * step)  # time that is not waited for cannot be gained
+            left = step - min(saved, waited * step)  # a gain is limited by the waiting time
             limits = [step / timed[bound].step_seconds for bound in bounds if bound in timed]
             speedup = min([perfect, step / left if left > 0 else perfect, *limits])
             yield Finding(name=name, what=what, how=how, speedup=speedup, is_measured=False)
@@ -269,7 +269,7 @@ def _hints(loader: LoaderFacts, costs: Costs | None, shares: dict[str, float]) -
 
 
 def _doubts(loader: LoaderFacts, as_is: Trial, findings: list[Finding], perfect: float) -> Iterator[str]:
-    """Yield why the figures may be wrong: they contradict each other, or too little was measured."""
+    """Yield sentences on doubts about the figures, which contradict each other or rest on short measurements."""
     wrong = [each for each in findings if each.is_measured and each.speedup > 1.15 * perfect]  # more than noise
     for each in wrong:
         yield f"These figures contradict each other: {each.name} made it {each.speedup:.1f} times as fast, and perfect loading {perfect:.1f} times."
@@ -286,7 +286,7 @@ def _doubts(loader: LoaderFacts, as_is: Trial, findings: list[Finding], perfect:
 def tune_report(
     loader: LoaderFacts, search: Search, *, compute_seconds: float | None, budget: float, data: str
 ) -> LoaderReport:
-    """Return what follows from a search that ended or ran out of time, and a sentence about its ``data``."""
+    """Build the report of a search, with a sentence about its ``data``."""
     present, best, ratio = loader.settings, search.best, search.ratio
     trials = search.merged()
     now = trials[present] if present in trials and trials[present].steps else None

@@ -1,8 +1,8 @@
 """Settings of a loader, trials of them, and the search of ``prefeed.tune`` for the fastest. Pure.
 
-A search is a generator: it yields the settings to run and for how long, and receives the ``Trial``. Time is what the trials
-report, so a table of timings is all that a test needs. One thing is changed at a time: threads, workers, pinned memory,
-batches ahead. The best runs in turns with the present settings until the difference is clear or the budget ends.
+A search is a generator: it yields the settings and the duration of each run, and receives the ``Trial``. All times come
+from the trials, so a test needs only a table. One setting is changed at a time: threads, workers, pinned memory,
+batches ahead. The best alternates with the present settings until the difference is clear or the budget ends.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ENOUGH_PAIRS: Final = 3
 
 _USUAL_NOISE: Final = 0.1
 _NOISE_WEIGHT: Final = 3
-"""Two or three pairs say little about their spread. Therefore the usual deviation on a machine that is not idle counts as
-that many further pairs (a moderated t-statistic: Smyth, 2004)."""
+"""Usual deviation on a busy machine, and its weight in pairs, because the spread of two or three pairs is unreliable
+(a moderated t-statistic: Smyth, 2004)."""
 
 _STUDENT: Final = (2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
-"""Student's t, two-sided 95 %, from 4 degrees of freedom; more than 12 count as 12."""
+"""Student's t, two-sided 95 %, from 4 degrees of freedom. More than 12 count as 12."""
 
 DEFAULT_PREFETCH: Final = 2
-"""Batches that torch lets each worker make ahead."""
+"""Batches that torch lets each worker compute ahead by default."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Sort key. Of two settings that are equally fast the smaller one is suggested."""
+        """Sort key. The smaller one of two equally fast settings is suggested."""
         return (self.num_workers, self.prefetch_factor, self.pin_memory, self.threads or 0)
 
     @property
@@ -186,15 +186,15 @@ class Search:
     Attributes:
         present: Present settings.
         cores: Processors of this process.
-        budget: Seconds for everything, of which ``spent`` have passed.
-        has_device: Batches are copied to a device, which computes in the meantime.
+        budget: Seconds for the whole search, of which ``spent`` have passed.
+        has_device: Whether batches are copied to a device, which computes in the meantime.
         threads: Intra-op threads of the training step; None without a step.
         compute_seconds: Seconds of the training step alone; None without a step.
         trials: All trials, in order.
         best: Proven best settings, the present ones included. If the present ones fail, the fastest that work.
-        ratio: How many times as fast ``best`` is; None without a proof.
-        is_bound: The training step takes all the time, so no loader gains anything.
-        ran_out: Something was not tried because the budget ended.
+        ratio: Factor by which ``best`` is faster; None without a proof.
+        is_bound: Whether the training step takes all the time, so that no loader gains anything.
+        ran_out: Whether the budget ended before all settings were tried.
     """
 
     present: Settings
@@ -227,7 +227,7 @@ class Search:
             more = [best.with_workers(number) for number in numbers if number > max(1, best.num_workers)]
             best = yield from self._climb(best, more if self._works(best) else [])
             yield from self._climb(best, [best.with_workers(n) for n in reversed(numbers) if n < best.num_workers])
-            for settings in self._close():  # once more, because one short trial may have been lucky
+            for settings in self._close():  # repeated, because a single short trial may have been lucky
                 if self._has_time([settings, *[self.present, settings] * _MIN_PAIRS], _SHORT):
                     yield from self._run(settings, _SHORT)
             best = self._fastest()
@@ -246,7 +246,7 @@ class Search:
     def _climb(
         self, best: Settings, variants: Iterable[Settings]
     ) -> Generator[tuple[Settings, float], Trial, Settings]:
-        """Try variants in order until one fails, a smaller one or two larger ones in a row lose; return the best.
+        """Try variants in order until one fails, a smaller one or two larger ones in a row lose. Return the best.
 
         Larger settings must be faster, and smaller ones nearly as fast.
         """
@@ -257,7 +257,7 @@ class Search:
                 if not is_smaller:
                     continue
                 break  # it has lost
-            # What cannot be proven need not be tried. But something that works must be found.
+            # Skip settings that the budget cannot prove, unless no settings work yet.
             if self._means() and not self._has_time([other, *[self.present, other] * _MIN_PAIRS], _SHORT):
                 self.ran_out = True
                 break
@@ -276,7 +276,7 @@ class Search:
         return best
 
     def _prove(self, best: Settings) -> Generator[tuple[Settings, float], Trial, Ratio | None]:
-        """Run the best in turns with the present settings; return None if one of them fails."""
+        """Alternate the best and the present settings. Return None if one of them fails."""
         pairs: list[tuple[float, float]] = []
         order = (self.present, best)
         while len(pairs) < _MIN_PAIRS or (not ratio_of(pairs).is_clear and self._has_time(order, _LONG)):
@@ -309,7 +309,7 @@ class Search:
         return self.spent + sum(self._cost(each, share) for each in settings) <= self.budget
 
     def _cost(self, settings: Settings, share: float) -> float:
-        """Return the seconds that a trial will take, with the start of its workers, as far as is known."""
+        """Estimate the seconds of a trial, including the start of its workers, from the trials so far."""
         seconds = self._seconds(share)
         timed = [trial for trial in self.trials if trial.reason is None]
         if own := [trial for trial in timed if trial.settings == settings]:
@@ -317,7 +317,7 @@ class Search:
         return seconds + max((trial.cost_seconds - trial.seconds for trial in timed), default=0.0)
 
     def merged(self) -> dict[Settings, Trial]:
-        """Return the trials by settings, those of the same settings as one."""
+        """Return one merged trial for each settings."""
         settings = dict.fromkeys(trial.settings for trial in self.trials)
         return {each: merge_trials([trial for trial in self.trials if trial.settings == each]) for each in settings}
 
@@ -338,7 +338,7 @@ class Search:
         return sorted((each for each in means if means[each] <= limit), key=lambda each: each.size)
 
     def _fastest(self) -> Settings:
-        """Return the smallest settings that are as fast as the fastest; the present ones if none work."""
+        """Return the smallest settings that are as fast as the fastest, or the present ones if none work."""
         return next(iter(self._close(WORTHWHILE)), self.present)
 
     def _takes_all_time(self, settings: Settings) -> bool:

@@ -34,11 +34,11 @@ Step = Callable[[Any], Any]
 NOT_SPLIT: Final = "each worker yields the same samples: the dataset does not call get_worker_info() for its share"
 
 _MAX_OVERRUN: Final = 4.0
-"""A run ends after this many times the seconds that it was given, even in the middle of a wave of batches."""
+"""Factor of the requested seconds after which a run ends, even in the middle of a wave of batches."""
 
 _MARGIN: Final = 1.2  # workers grow, and batches differ in size
 _UNSEEN_WORKER_BYTES: Final = 1 << 29
-_FIRST_COPIES: Final = 4  # more than a thread between the loader and the loop holds
+_FIRST_COPIES: Final = 4  # more than a thread between the loader and the loop buffers
 
 _SHM: Final = Path("/dev/shm")
 _END: Final = object()
@@ -68,15 +68,15 @@ def require_loader(loader: Any, function: str, *, step: Any, needs_step: bool) -
 
 @dataclass(kw_only=True)
 class Trials:
-    """Runs the loop with one loader after another.
+    """Runner of the loop with one loader after another.
 
     Attributes:
-        loader: The user's.
-        batch_size: Samples per batch; None: as many as are in the first batch.
-        device: Device that the step copies batches to; None: none.
+        loader: Loader of the user.
+        batch_size: Samples per batch, or None for the size of the first batch.
+        device: Device that the step copies batches to, or None.
         iterate: Function that iterates a loader.
         deadline: Time of ``perf_counter`` after which a run ends with the steps that it has.
-        last_batch: Last batch that the loop received; None: there was none.
+        last_batch: Last batch that the loop received, or None.
         was_elsewhere: Set by the caller if the loop left its epoch: the time until its next batch belongs to no step.
     """
 
@@ -97,7 +97,7 @@ class Trials:
 
     @contextmanager
     def clone(self, settings: Settings | None, batches: Sequence[Any] | None, **changes: Any) -> Iterator[LoaderClone]:
-        """Yield a clone of the loader, or without settings the loader itself, and close it at the end of the block.
+        """Yield a clone of the loader, or without settings the loader itself. Close it at the end of the block.
 
         Raises:
             LoaderFailed: The workers of a stream yield the same samples.
@@ -123,7 +123,7 @@ class Trials:
     ) -> Generator[Any, None, Trial]:
         """Yield the batches of a clone, or of another iterator, to the loop and return the timing of the steps.
 
-        Times at least so many steps for at least so many seconds. Workers deliver in waves, and whole waves are timed.
+        Times at least ``steps`` steps and ``seconds`` seconds, in whole waves, as workers deliver them.
 
         Raises:
             LoaderFailed: The clone raised, or ended before a step was timed.
@@ -134,7 +134,7 @@ class Trials:
         waits: list[float] = []
         works: list[float | None] = []
         with threads(settings.threads):
-            # Fill the queues: batches that were made ahead are used up, or wait, as they will all the time.
+            # Reach the steady state of the queues: batches made in advance are used up, or wait.
             for batch in itertools.islice(source, settings.batches_ahead + 2):
                 began = began if filled else clock()
                 filled += 1
@@ -158,8 +158,8 @@ class Trials:
                 self.was_elsewhere = False
             synchronize(self.device)
             rest = clock() - last
-        # Account for them.
-        if not works and filled and self.is_over():  # the batches that filled the queues are all that there is
+        # Compute the trial.
+        if not works and filled and self.is_over():  # only the batches that filled the queues were timed
             waits, works, rest = [(clock() - called) / filled] * filled, [0.0] * filled, 0.0
         if not works:
             ended = f"the data end after {filled} batches, before a step was timed"
@@ -177,7 +177,7 @@ class Trials:
         )  # fmt: skip
 
     def refusal(self, settings: Settings) -> str | None:
-        """Return why memory does not suffice for these settings; None if it does, or if no batch was seen yet."""
+        """Return the reason if memory does not suffice for these settings, or None if it does or is not known yet."""
         memory, shared = free_memory()
         in_shared = int(_MARGIN * settings.batches_ahead * self._batch_bytes)
         total = int(_MARGIN * settings.num_workers * (self._worker_bytes or _UNSEEN_WORKER_BYTES)) + in_shared
@@ -196,13 +196,13 @@ class Trials:
 
 
 def repeat_batch(batch: Any) -> Iterator[Any]:
-    """Yield the same batch again and again; copies of it if the steps change it in place."""
+    """Yield the same batch repeatedly, or copies of it if the steps change it in place."""
     shared, first = _copy_of(batch), [_copy_of(batch) for _ in range(_FIRST_COPIES)]
     tensors = list(tensors_in([shared, *first]))
     versions = [tensor._version for tensor in tensors]
     yield from first
     while [tensor._version for tensor in tensors] == versions:
-        yield map_tensors(shared, lambda tensor: tensor, copy.copy)  # some steps take the labels out of it
+        yield map_tensors(shared, lambda tensor: tensor, copy.copy)  # a new container: some steps remove the labels
     while True:
         yield _copy_of(batch)
 
@@ -212,19 +212,19 @@ def _copy_of(batch: Any) -> Any:
 
 
 def free_memory() -> tuple[int, int]:
-    """Read the bytes that this process may still take, and those that are left in ``/dev/shm``."""
+    """Read the free bytes of memory for this process and of ``/dev/shm``."""
     status = os.statvfs(_SHM) if _SHM.exists() else None
     return read_memory().left_bytes, status.f_bavail * status.f_frsize if status is not None else 0
 
 
 def private_bytes(pid: int) -> int:
-    """Read the private memory of a process; 0 if it has ended."""
+    """Read the private memory of a process in bytes. Return 0 if it has ended."""
     lines = (read_text(Path(f"/proc/{pid}/smaps_rollup")) or "").splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean:", "Private_Dirty:")))
 
 
 def whole_waves(steps: int, num_workers: int) -> int:
-    """Return at least that many steps, in whole waves of batches: at least two waves."""
+    """Round a number of steps up to whole waves of batches, at least two."""
     wave = max(1, num_workers)
     return wave * max(2, -(-steps // wave))
 
@@ -235,7 +235,7 @@ def _is_enough(number: int, steps: int, wave: int, passed: float, seconds: float
 
 
 def _standard_error(each: Sequence[float], wave: int) -> float | None:
-    """Return the standard error of the mean of waves, as a share of it; None of fewer than two."""
+    """Return the standard error of the mean of waves, as a share of it. Return None for fewer than two waves."""
     sums = [sum(each[at : at + wave]) for at in range(0, len(each) - wave + 1, wave)]
     if len(sums) < 2 or not sum(sums):
         return None
@@ -250,7 +250,7 @@ def synchronize(device: torch.device | None) -> None:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Let torch compute with that many threads; None: as many as now."""
+    """Set the number of torch's threads in the block. None leaves it unchanged."""
     before = torch.get_num_threads()
     if number not in (None, before):
         torch.set_num_threads(number)

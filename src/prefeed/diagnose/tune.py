@@ -30,7 +30,7 @@ _WARM_UP: Final = 0.12
 _STEP_ALONE: Final = 0.02
 """Shares of the budget."""
 
-_BATCHES: Final = 2_000  # of a trial, which ends earlier if they are read in less time
+_BATCHES: Final = 2_000  # limit of a trial, which ends earlier if its seconds have passed
 
 Say = Callable[[str], None]
 
@@ -49,16 +49,16 @@ def tune(
 ) -> LoaderReport:
     """Find the fastest settings of a loader, the gain over the present ones, and the line to paste.
 
-    Runs the loop ``for batch in loader: step(batch)`` many times with other settings, and the best in turns with the present
-    ones. Settings that need more memory than is free are not started, and settings that fail do not end the search. The model
-    is trained a little: pass a copy. Random generators are left as they were, and the loader is not changed.
+    Runs the loop ``for batch in loader: step(batch)`` many times with other settings, and alternates the best with the
+    present ones. Settings that need more memory than is free are skipped, and failures do not end the search. The model
+    is trained a little: pass a copy. Random generators keep their states, and the loader is not changed.
 
     Args:
         loader: Any ``torch.utils.data.DataLoader``.
-        step: Training step: it receives a batch. None: only the loader is timed.
-        budget: Seconds for everything, at least 1. The result is what was measured by then. Only a batch that this process
-            is making is finished.
-        device: Device that batches are copied to; None: the accelerator of this machine, if there is one.
+        step: Training step, called with each batch. None times only the loader.
+        budget: Maximum seconds of the search, at least 1. The result is based on the trials until then. A batch that
+            this process is computing is finished.
+        device: Device to copy batches to, or None for the accelerator of this machine, if it has one.
         say: Receives the settings of each trial.
 
     Returns:
@@ -88,7 +88,7 @@ def tune(
 
 @dataclass(kw_only=True)
 class _Tuner:
-    """Runs the trials that a search requests."""
+    """Runner of the trials that a search requests."""
 
     loader: TorchDataLoader[Any]
     step: Step
@@ -132,9 +132,9 @@ class _Tuner:
         return tune_report(facts, search, compute_seconds=compute, budget=self.budget, data=data)
 
     def _warm_up(self, present: Settings) -> tuple[Trial, str]:
-        """Read samples, an epoch at most, so that files come into memory and the step is compiled.
+        """Read samples, at most an epoch, so that files are in memory and the step is compiled.
 
-        Return the trial, and a sentence about what the next ones will read.
+        Return the trial, and a sentence about the data of the next ones.
         """
         self.say("warming up")
         try:
@@ -152,7 +152,7 @@ class _Tuner:
         return first, _FRESH if self.num_read < num_batches else _WARM
 
     def _run(self, settings: Settings, seconds: float, *, max_batches: float = math.inf) -> Trial:
-        """Run one trial; a loader that fails gives a trial with a reason."""
+        """Run one trial. If the loader fails, the trial has a reason."""
         name, began = str(settings), time.perf_counter()
         if (reason := self.trials.refusal(settings)) is None:
             number = int(min(_BATCHES + settings.batches_ahead, max_batches))
@@ -170,7 +170,7 @@ class _Tuner:
 
 
 def _copy_to(device: torch.device) -> Step:
-    """Return a step that only copies the batch to the device, as any training has to."""
+    """Return a step that only copies the batch to the device, as every training does."""
     if device.type == "cpu":
         return lambda batch: None
     return lambda batch: map_tensors(batch, lambda tensor: moved(tensor, device), lambda value: moved(value, device))
