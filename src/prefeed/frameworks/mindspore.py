@@ -1,7 +1,7 @@
-"""MindSpore's ``GeneratorDataset`` over a source with an index: the sampler's indices of an epoch come in one array.
+"""Serves MindSpore's ``GeneratorDataset`` over a source with an index, and plans the indices that its sampler draws.
 
-MindSpore calls a function of its module once per epoch, with all of them; its workers take them in turns. Its own readers of files
-are C++ and bypass the cache.
+MindSpore calls a function of its module once per epoch, with all indices in one array; its workers take them in turns.
+Its own file readers are C++ and bypass the cache. Start with ``enable``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def enable() -> None:
     """Serve every ``GeneratorDataset`` from its next iterator on. Idempotent.
 
     Raises:
-        AttributeError, KeyError: MindSpore makes its generators in another way.
+        AttributeError, KeyError: This version of MindSpore has different internals.
     """
     if _replaced:
         return
@@ -35,14 +35,14 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave MindSpore's classes as they were. Idempotent."""
+    """Restore MindSpore's classes. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
     _feeds.clear()
 
 
 class _Planned(ServedSource):
-    """A served source that knows its feed, in the process of the pipeline; workers get the source alone."""
+    """Served source with its feed, in the process of the pipeline. Workers get the source alone."""
 
     feed: Feed
 
@@ -62,7 +62,7 @@ def _prepare(own: Method, dataset: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _sample(own: Method, source: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    inner = getattr(source, "dataset", source)  # of workers: their function has the source, pickled perhaps
+    inner = getattr(source, "dataset", source)  # in workers, a function with the source, perhaps pickled
     planned = (
         inner if isinstance(inner, _Planned) else vars(inner).get("dataset") if hasattr(inner, "__dict__") else None
     )
@@ -73,7 +73,7 @@ def _sample(own: Method, source: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _following(samples: Iterator[Any], feed: Feed, order: Any) -> Iterator[Any]:
-    """Yield the samples of an epoch, whose order is planned when the first is asked for."""
+    """Yield the samples of an epoch. Its order is planned at the first request."""
     feed.begin(order.tolist())
     for sample in samples:
         yield sample

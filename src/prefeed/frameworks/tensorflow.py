@@ -1,4 +1,4 @@
-"""tf.data, as far as Python sees it: ``from_generator``, and Python functions in a pipeline.
+"""Serves the Python parts of tf.data: ``from_generator``, and Python functions in a pipeline. Start with ``enable``.
 
 from_generator                       passes of a generator: served and read ahead, see ``generators``
 tf.numpy_function, tf.py_function    files that they open come from the cache; TensorFlow draws their order in C++
@@ -29,23 +29,23 @@ _replaced: list[Replaced] = []
 
 
 class _Functions:
-    """Answers files that Python functions of a pipeline open, in whichever threads TensorFlow calls them."""
+    """Wrapper of the Python functions of a pipeline, which read files from the cache in any thread of TensorFlow."""
 
     def __init__(self) -> None:
         self._reader: ReadsBeside | None = None
 
     def begin(self) -> None:
-        """Files below the roots are answered from now on."""
+        """Start to serve files below the roots."""
         self._reader = _reads_beside()
 
     def end(self) -> None:
-        """Nothing is answered any more. Idempotent."""
+        """Stop serving files. Idempotent."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.end()
 
     def call(self, own: Method, registry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function; stands for the method of TensorFlow's registry."""
+        """Call a function with files from the cache. Replaces the method of TensorFlow's registry."""
         reader = self._reader
         if reader is None or answers_everywhere():
             return own(registry, *args, **kwargs)
@@ -67,20 +67,20 @@ def _reads_beside() -> ReadsBeside | None:
 
 
 class _Passes:
-    """Answers files of passes of generators that have no plan.
+    """Holder of the reader for passes of generators without a plan.
 
     Attributes:
-        reader: None: nobody does.
+        reader: Reader of files, or None if they are not served.
     """
 
     reader: ReadsBeside | None = None
 
     def begin(self) -> None:
-        """They are answered from now on."""
+        """Start to serve files below the roots."""
         self.reader = _reads_beside()
 
     def end(self) -> None:
-        """They are not any more. Idempotent."""
+        """Stop serving files. Idempotent."""
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.end()
@@ -90,10 +90,10 @@ _passes = _Passes()
 
 
 def enable() -> None:
-    """Serve generators that are given to tf.data from now on, and Python functions. Idempotent.
+    """Serve Python functions, and generators that tf.data receives later. Idempotent.
 
     Raises:
-        AttributeError, KeyError: TensorFlow keeps them otherwise.
+        AttributeError, KeyError: This version of TensorFlow has different internals.
     """
     if _replaced:
         return
@@ -106,7 +106,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Leave TensorFlow as it was. Idempotent."""
+    """Restore TensorFlow's classes. Idempotent."""
     while _replaced:
         _replaced.pop().undo()
     _functions.end()
