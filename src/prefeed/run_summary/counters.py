@@ -26,23 +26,23 @@ NUMBERS = (
     "loop_ns", "waited_ns", "start_ns", "start_waits",
 )  # fmt: skip
 HITS, LATE, DIRECT, OWN_THREADS, CACHE_BYTES, ORIGIN_BYTES, LOOP_NS, WAITED_NS, START_NS, START_WAITS = NUMBERS
-"""Reads by outcome, and of the direct ones those of threads that no sample started; time of epochs, and the part of it spent waiting
-for data; time before the first epoch, and context switches in it."""
+"""Reads by outcome, and direct reads in threads that no sample started. Time of epochs, and the waiting time in it.
+Time before the first epoch, and context switches in it."""
 
 IMPORTED, SERVED, REFUSED, OPENED = "frameworks", "served", "not_served", "bypassed"
-"""First parts of keys: a framework; a loader; a loader and the reason; a call that opened files without the cache and the place."""
+"""First part of a key: a framework; a loader; a loader and the reason; a call that bypassed the cache and its place."""
 
 _lock = threading.RLock()
 _directory = ""
 _began_ns = 0  # 0 after the first epoch, and in forked children
 _map: mmap.mmap | None = None
-_kept: list[mmap.mmap | None] = []  # of parents: closing one would close a number that another file may have by now
+_kept: list[mmap.mmap | None] = []  # maps of parents, because closing one would close a descriptor that may be reused
 _slots: dict[str, int] = {}
 _numbers = memoryview(b"")
 
 
 def begin(directory: str) -> None:
-    """Count in this process and its forks from now on; an empty directory ends that."""
+    """Count in this process and in its later forks. An empty directory stops counting."""
     global _directory, _began_ns, _map, _numbers, _slots
     _directory, _began_ns, _map, _numbers, _slots = directory, time.monotonic_ns(), None, memoryview(b""), {}
 
@@ -53,7 +53,7 @@ def is_counting() -> bool:
 
 
 def add(key: str, amount: int = 1) -> None:
-    """Add to a counter, from any thread. A full file takes no other keys."""
+    """Add to a counter, from any thread. New keys are ignored if the file is full."""
     if _directory and amount:
         slot = _slots.get(key)
         if slot is None:
@@ -111,7 +111,7 @@ def _add_slot(key: str) -> int | None:
 
 
 def _claim() -> bool:
-    """Map the first file of the directory that no living process has."""
+    """Map the first file of the directory that no living process has locked."""
     global _map, _numbers, _slots
     for number in range(_MAX_PROCESSES):
         try:

@@ -1,7 +1,7 @@
-"""Records which calls open files below the roots without the cache: the audit hook of ``prefeed run --explain``.
+"""Records calls that open files below the roots without the cache: the audit hook of ``prefeed run --explain``.
 
-A file that the cache answers is not opened, so each open that Python reports bypassed the cache. Opens of C libraries are not reported.
-The hook costs 0.2 us for each event of Python and microseconds for an open below the roots, so only ``--explain`` installs it.
+Each open that Python reports bypassed the cache, because a hit opens no file. Opens of C libraries are not reported.
+The hook costs 0.2 us per event of Python, and microseconds per open below the roots, so only ``--explain`` installs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from prefeed.run_summary import counters
 
 ROOTS = "PREFEED_RUN_EXPLAIN"
-"""Environment: directories that are explained, separated by ``os.pathsep``."""
+"""Environment variable with the directories to explain, separated by ``os.pathsep``."""
 
 _PREFEED = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _BETWEEN = (f"{_PREFEED}interception{os.sep}", f"{_PREFEED}client{os.sep}in_place.py")  # open for the program
@@ -27,7 +27,7 @@ _roots: tuple[str, ...] = ()
 
 
 def begin(roots: str) -> None:
-    """Record opens below these directories in this process and its forks from now on."""
+    """Record opens below these directories, in this process and in its later forks."""
     global _roots
     _roots = tuple(f"{os.path.realpath(root)}/" for root in roots.split(os.pathsep))
     sys.addaudithook(_hear)
@@ -40,7 +40,7 @@ def is_on() -> bool:
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
-        with contextlib.suppress(Exception):  # an exception here would be raised by the program's ``open``
+        with contextlib.suppress(Exception):  # an exception would be raised by the program's ``open``
             name, _, flags = arguments
             path = os.path.abspath(os.fsdecode(name))
             if not flags & _NOT_READ and not path.endswith((".py", ".pyc", ".so")) and _is_below(os.path.dirname(path)):
@@ -56,7 +56,7 @@ def _is_below(directory: str) -> bool:
 
 
 def _call_of(frame: FrameType | None, bare: str) -> str:
-    """Return the function of a library that the program called to open a file, else ``bare``; empty for prefeed's own opens."""
+    """Return the library function that opened a file for the program, or ``bare``; "" for prefeed's own opens."""
     while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith((_PREFEED, "<frozen importlib")):
@@ -72,7 +72,7 @@ def _call_of(frame: FrameType | None, bare: str) -> str:
 
 
 def _library_of(frame: FrameType) -> str:
-    """Return the name of the installed package that has a frame's code; empty for the program's own code."""
+    """Return the name of the installed package of a frame, or an empty text for the program's own code."""
     file = frame.f_code.co_filename
     if not file.startswith(_LIBRARIES) and f"{os.sep}site-packages{os.sep}" not in file:
         return ""

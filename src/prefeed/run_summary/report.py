@@ -21,7 +21,7 @@ from prefeed.run_summary import counters
 from prefeed.system.units import format_bytes
 
 RUN, COUNTS, JSON = "PREFEED_RUN", "PREFEED_RUN_COUNTS", "PREFEED_RUN_JSON"
-"""Environment: process id of ``prefeed run`` and its runtime directory; directory of the counters; file for ``--json``."""
+"""Variables: process id and runtime directory of ``prefeed run``; directory of the counters; file for ``--json``."""
 
 _STORE_URL = re.compile(r"(?:^|=)((?:s3|gs|az):/)/(?:[^/]*@)?([^?#\s]+)")
 _RANK = re.compile(r", rank \d+(?=\)|\t|$)")
@@ -82,7 +82,7 @@ def _stderr_file() -> tuple[int, int]:
 
 
 def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seconds: float) -> dict[str, Any]:
-    """Return what the processes of a program did, as the object that ``--json`` writes."""
+    """Convert the counters of a program to the object that ``--json`` writes."""
     facts: dict[str, Any] = dict.fromkeys(counters.NUMBERS, 0)
     facts |= {"version": 2, "program": program, "seconds": seconds, "processes": num_loops}
     facts |= {counters.IMPORTED: [], counters.SERVED: [], counters.REFUSED: {}, counters.OPENED: {}}
@@ -102,7 +102,7 @@ def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seco
 
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
-    """Return the lines of the run summary, of which the first is about the loaders."""
+    """Return the lines of the run summary. The first is about the loaders."""
     hits, late, direct, own_threads, cache_bytes, origin_bytes, *times = (facts[name] for name in counters.NUMBERS)
     loop, waited, start = (nanoseconds / 1e9 for nanoseconds in times[:3])
     frameworks, served, refused, opened = (
