@@ -260,5 +260,8 @@ def test_whatever_a_program_imports_first(source: Path, tmp_path: Path, module: 
     environment = os.environ | {"PREFEED_READS": "all"}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, 2 * f"{path.stat().st_size}\n"), done.stderr
-    assert ": 1 hits (50.0 %), 1 late or missed, 0 direct; 2.0 KiB from the cache, 2.0 KiB from the origin\n" in done.stderr
+    assert (
+        ": 1 hits (50.0 %), 1 late or missed, 0 direct; 2.0 KiB from the cache, 2.0 KiB from the origin\n"
+        in done.stderr
+    )
     assert (prefeed.statistics().hits, prefeed.statistics().misses) == (1, 1), "the server is told at the end"
