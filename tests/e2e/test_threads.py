@@ -337,7 +337,7 @@ def test_reads_in_threads_of_its_own_are_said(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "open 20 in threads of its own" in ended.stderr
+    assert "prefeed: 20 direct reads in threads of its own: PREFEED_READS=all answers them" in ended.stderr
     assert "PREFEED_READS=all" in ended.stderr
     found = prefeed.statistics()
     assert (found.reads, found.direct_reads) == (20, 20)
