@@ -447,11 +447,11 @@ def test_a_kernel_that_does_not_tell_mounts_apart_deletes_nothing(
     if lacks == "numbers":
         for module in (removing, ordered_walk, mounted):
             monkeypatch.setattr(module, "mount_number", lambda _: None)
-        with pytest.raises(JobError, match="kernel does not say"):
+        with pytest.raises(JobError, match="kernel does not report"):
             rmr(target, "extra")
     else:
         monkeypatch.setattr(mounted, "mounts_by_number", dict)
-    refused(source, target, target, "kernel does not say")
+    refused(source, target, target, "kernel does not report")
     assert (target / "own").exists()
     assert run(source, target, delete_dst=True, one_file_system=False).num_deleted_dst == 1
 

@@ -30,7 +30,7 @@ def bound(function: Callable[[], T]) -> T:
 
     def bind_and_call() -> None:
         number = memory_nodes._CALLS[memory_nodes.platform.machine()][0]
-        most = ctypes.c_ulong(memory_nodes._MOST_NODES + 1)
+        most = ctypes.c_ulong(memory_nodes._MAX_NODES + 1)
         assert not ctypes.CDLL(None).syscall(number, _BIND, memory_nodes._Nodes(1), most)
         assert policy_of(threading.get_native_id()) == "bind"
         found.append(function())
