@@ -114,7 +114,7 @@ class RootedDir:
             return None
         if self._boundary.mount is None and not self._is_own:
             raise JobError(
-                f"nothing below {self.root} is removed: the kernel does not say what is mounted there (statx of Linux 5.8, or "
+                f"nothing below {self.root} is removed: the kernel does not report mounts there (statx of Linux 5.8, or "
                 "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
                 path=self.root,
             )
