@@ -201,7 +201,7 @@ def test_a_plan_grows(root: Path) -> None:
 
 def test_samples_that_are_left_out_do_not_stop_it(root: Path) -> None:
     """The server fetches a lookahead and no more, until it hears that these are not waited for."""
-    config = resolve({"resident": "0"}, limits={"lookahead_bytes": 8 * SIZE})
+    config = resolve({"read_once": "1"}, limits={"lookahead_bytes": 8 * SIZE})
     with prefeed.Plan(root, range(NUM), config=config) as plan:
         wait_until_fetched(4)
         before = prefeed.statistics().origin_requests

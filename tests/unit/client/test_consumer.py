@@ -259,7 +259,7 @@ def test_an_announcement_that_was_wrong_is_asked_again(server: ScriptedServer, c
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_consumer_that_reads_once_says_so(server: ScriptedServer, dataset: NodeDataset, resident: bool) -> None:
-    set_so = replace(dataset, config=resolve({"resident": resident}))
+    set_so = replace(dataset, config=resolve({"read_once": not resident}))
     consumer = Consumer(NodeClient(Connection.open(dataset.config)), set_so)
     consumer.begin(order())
     consumer.announce(order())
