@@ -224,7 +224,7 @@ class Search:
             numbers = sorted(
                 {0, *powers, *(min(n, _MAX_WORKERS) for n in (self.cores - 1, self.cores))} - {best.num_workers}
             )
-            more = [best.with_workers(number) for number in numbers if number > max(1, best.num_workers)]
+            more = [best.with_workers(number) for number in numbers if number > best.num_workers]
             best = yield from self._climb(best, more if self._works(best) else [])
             yield from self._climb(best, [best.with_workers(n) for n in reversed(numbers) if n < best.num_workers])
             for settings in self._close():  # repeated, because a single short trial may have been lucky

@@ -1,4 +1,4 @@
-"""Remove data at its origin: given paths below one root, each with its whole tree. Implements ``prefeed delete``.
+"""Remove data at its origin: given paths below one root, each with its whole tree. Implements jobs of type ``rmr``.
 
 Directories are walked by file descriptor. Symbolic links are removed and not followed. Mounts below the root are not entered unless
 ``one_file_system`` is False. ``survey`` counts the files, and ``remove`` removes them.

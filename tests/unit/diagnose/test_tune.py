@@ -168,6 +168,7 @@ def test_present_setting_that_fails() -> None:
 def test_more_workers_that_fail_are_listed_and_no_more_tried(how: Any, reason: str) -> None:
     tuning = short(DataLoader(Failing(how, from_workers=1), batch_size=4))
     (failed,) = (trial for trial in tuning.trials if trial.settings.num_workers)
+    assert failed.settings.num_workers == 1
     assert reason in (failed.reason or "")
     assert "\n" not in (failed.reason or "")
     assert tuning.settings.num_workers == 0
