@@ -27,7 +27,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.datasets import ImageFolder, Objects
 from sandbox import Sandbox
-from servers import FileServer, http_server, status, write_index
+from servers import FileServer, free_port, http_server, status, write_index
 
 PASSWORD = "s3cr3t-of-the-web"
 GIVEN = f"me:{PASSWORD}@"
@@ -198,8 +198,9 @@ CLOSED = (
 )  # fmt: skip
 
 
-def test_commands_whose_reader_has_gone(tmp_path: Path) -> None:
+def test_commands_whose_reader_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``prefeed … | head -1``: nothing is said of it, and what was asked for is done."""
+    monkeypatch.setenv("MS_CACHE_PORT", str(free_port()))
     data = tmp_path / "data"
     data.mkdir()
     (data / "x").write_bytes(b"x")

@@ -201,13 +201,17 @@ def other_store(bucket: servers.BucketServer, request: pytest.FixtureRequest, mo
 @pytest.mark.parametrize("other_store", ["gs", "az"], indirect=True)
 @pytest.mark.parametrize(("page_size", "enabled"), [(1000, True), (3, False)])
 def test_keys_that_other_clients_refuse_are_left_out(
-    page_size: int, enabled: bool, other_store: str, bucket: servers.BucketServer, monkeypatch: pytest.MonkeyPatch
+    page_size: int,
+    enabled: bool,
+    other_store: str,
+    bucket: servers.BucketServer,
+    monkeypatch: pytest.MonkeyPatch,
+    warnings: Warnings,
 ) -> None:
     bucket.page_size = page_size
     if not enabled:
         monkeypatch.setenv("PREFEED_ENABLED", "0")
     monkeypatch.setattr(listing, "_warned", set())
-    warnings = Warnings()
     kept = {key: data for key, data in bucket.objects.items() if not is_odd(key)}
     for root in ("", "/d"):
         data = prefeed.datasets.Objects(other_store + root)
