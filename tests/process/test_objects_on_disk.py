@@ -26,7 +26,7 @@ from prefeed.client.node import NodeClient
 from prefeed.config import resolve
 from prefeed.errors import ServerError
 from prefeed.limits import LIMITS_VARIABLE
-from prefeed.store.shared import SharedTier
+from prefeed.store.files import stored_keys
 from prefeed.types import DiskCounts, Statistics
 from process.conditions import NUM_OBJECTS, OBJECT_BYTES, kill, make_objects, server_pid, status, wait_for
 from sandbox import Sandbox
@@ -86,13 +86,12 @@ def failures() -> dict[str, int]:
 
 
 def store() -> Path:
-    return resolve().disk_path / "objects" / "data.mdb"
+    return resolve().disk_path / "objects" / "segment-0"
 
 
 def num_stored() -> int:
     """Return how many objects a server has left on disk."""
-    with closing(SharedTier(store().parent, limit_bytes=0, on_disk=True)) as tier:
-        return len(tier.keys())
+    return len(stored_keys(store().parent))
 
 
 def stop() -> None:
@@ -304,35 +303,35 @@ def test_a_refreshed_listing_has_the_new_bytes(root: Path) -> None:
 # ---------------------------------------------------------------- bad disks
 
 
-def spoil(path: Path, damage: str) -> None:
+def spoil(directory: Path, damage: str) -> None:
+    path = directory / ("index" if damage == "index" else "segment-0")
     size = path.stat().st_size
     with path.open("r+b") as file:
         if damage == "cut":
             file.truncate(2 * MIB)
-        elif damage == "garbage":
-            file.write(os.urandom(size))
-        else:
+        elif damage == "values":
             data = path.read_bytes()
             for number in range(20):
                 file.seek(data.index(number.to_bytes(4, "little") + bytes([number]) * 10_000) + 5000)
                 file.write(b"\xffspoilt\xff")
+        else:
+            file.write(os.urandom(size))
 
 
-@pytest.mark.parametrize("damage", ["values", "cut", "garbage"])
+@pytest.mark.parametrize("damage", ["values", "cut", "garbage", "index"])
 def test_what_is_damaged_is_fetched_again(root: Path, origin: servers.FileServer, damage: str) -> None:
     read_epoch(prefeed.datasets.Objects(origin.url), root)
     on_disk()
     stop()
-    spoil(store(), damage)
+    spoil(store().parent, damage)
     for _ in range(2):
         read_epoch(prefeed.datasets.Objects(origin.url), root)
     on_disk()
     statistics = prefeed.statistics()
-    assert failures() == ({} if damage == "values" else {"store-damaged": 1})
-    if damage == "values":
-        assert statistics.disk.corrupt == statistics.origin_requests == 20
-    else:
-        assert statistics.origin_requests == NUM_OBJECTS
+    assert failures() == ({"store-damaged": 1} if damage == "index" else {})
+    lost = {"values": 20, "cut": NUM_OBJECTS - 2 * MIB // (OBJECT_BYTES + 24), "garbage": NUM_OBJECTS, "index": NUM_OBJECTS}
+    assert statistics.origin_requests == lost[damage]
+    assert statistics.disk.corrupt == (0 if damage == "index" else lost[damage])
 
 
 def taken_bytes() -> int:
@@ -360,10 +359,9 @@ def test_other_data_take_the_room_of_unused_data(tmp_path: Path, root: Path, mon
     read_epoch(prefeed.datasets.Objects(tmp_path / "one"), tmp_path / "one")
     on_disk(40)
     stop()
-    with closing(SharedTier(store().parent, limit_bytes=0, on_disk=True)) as tier:
-        before = tier.keys()
-        read_epoch(prefeed.datasets.Objects(tmp_path / "two"), tmp_path / "two")
-        wait_for(lambda: len(set(tier.keys()) - set(before)) > 30, "objects of the other data on disk")
+    before = set(stored_keys(store().parent))
+    read_epoch(prefeed.datasets.Objects(tmp_path / "two"), tmp_path / "two")
+    wait_for(lambda: len(set(stored_keys(store().parent)) - before) > 30, "objects of the other data on disk")
     assert taken_bytes() <= 4 * MIB
     stop()
     read_epoch(prefeed.datasets.Objects(tmp_path / "two"), tmp_path / "two")

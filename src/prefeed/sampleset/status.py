@@ -9,6 +9,7 @@ these observations without I/O::
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ from prefeed.sampleset.tiers import TierPlan, directories_of, nearest_directory,
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest
+from prefeed.store.files import stored_keys
 from prefeed.store.node_directory import NODES, of_this_kernel
 from prefeed.store.reader import TierReader
-from prefeed.store.shared import SharedTier
 from prefeed.types import ENTRY_KEY_BYTES, ServerStatus, Statistics
 
 _KEYS_PER_READ: Final = 512
@@ -279,11 +280,8 @@ def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
         return np.zeros(manifest.num_objects, dtype=np.bool_)
     held = b""
     for directory in directories:
-        tier = SharedTier(directory, limit_bytes=1, on_disk=True, adopts=False)
-        try:
-            held += b"".join(tier.keys())
-        finally:
-            tier.close()
+        with contextlib.suppress(OSError):
+            held += b"".join(stored_keys(directory))
     key = f"V{ENTRY_KEY_BYTES}"
     return np.isin(_as_numbers(np.frombuffer(manifest.keys, key)), _as_numbers(np.frombuffer(held, key)))
 

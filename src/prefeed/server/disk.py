@@ -17,12 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from prefeed.errors import StoreError
+from prefeed.errors import StoreError, TierFullError
 from prefeed.server.datasets import KeyIndex
-from prefeed.store.layout import PAGE_BYTES, num_pages, stored_bytes
-from prefeed.store.shared import SharedTier, remove_store
-from prefeed.store.shared_files import empty_if_damaged
-from prefeed.store.values import value_size
+from prefeed.store.files import TierFiles
+from prefeed.store.log import LogReader, LogWriter, stored_bytes
 from prefeed.system.files import free_bytes
 from prefeed.types import Buffer, ClearResult, DiskCounts
 
@@ -30,10 +28,10 @@ _MOST_WAITING_BYTES: Final = 128 * 1024**2
 _GROUP_BYTES: Final = 16 * 1024**2
 _MOST_IN_GROUP: Final = 256
 _LINGER_SECONDS: Final = 0.2
-"""A commit waits for the disk: what comes meanwhile goes with the next one."""
+"""A group waits for the disk: objects that come meanwhile go with the next one."""
 
-_COMMIT_BYTES: Final = 4 * 1024**2
-"""Of tree pages that a commit may add to the data of its group."""
+_SPARE_BYTES: Final = 1024**2
+"""Of the file system, for tables that grow."""
 
 _TRY_EVERY: Final = 64
 """Of a full tier: room comes seldom."""
@@ -46,7 +44,6 @@ _MOST_OF_BUDGET: Final = 0.9
 """Of it for one object: with more, all else would be freed, and it would hardly fit."""
 
 _MAX_OBJECT_BYTES: Final = 2**32 - 1
-_TREE_PAGES_A_KEY: Final = 8
 
 Cleared = Callable[[ClearResult], None]
 """Told what was deleted; called in the tier's thread."""
@@ -75,9 +72,8 @@ class DiskTier:
         directory: Made if missing.
         budget_bytes: The most that the files may take; ``resize`` changes it.
         min_free_bytes: What the file system must keep free: nothing is stored that would not leave it.
-        keep_bytes: Files that are there and take more than the budget stay if they take no more than this; else all is
-            deleted, for they do not become smaller. What stays takes no more until it fits the budget.
-        is_suspect: As for ``empty_if_damaged``.
+        keep_bytes: Entries that are there and take more than the budget stay if they take no more than this; else all
+            are deleted. Nothing more is stored until they fit the budget.
         keys_in_use: Returns entry keys, 16 bytes each, of the objects of all datasets in use.
 
     Attributes:
@@ -94,19 +90,21 @@ class DiskTier:
         budget_bytes: int,
         min_free_bytes: int,
         keep_bytes: int = 0,
-        is_suspect: bool = True,
         keys_in_use: Callable[[], Iterable[memoryview]] = tuple,
     ) -> None:
         self.keys_in_use = keys_in_use
         self._directory = directory
         self._budget_bytes = max(0, budget_bytes)
         self._min_free_bytes = min_free_bytes
-        self._tier = SharedTier(directory, limit_bytes=self._budget_bytes, on_disk=True, min_free_bytes=min_free_bytes)
         _make_directory(directory)
-        self.damage: str = empty_if_damaged(directory, on_disk=True, is_suspect=is_suspect)
-        if self._tier.file_bytes() > max(self._budget_bytes, keep_bytes):
-            self._remove_all()
-        self._tier.shrink(self._budget_bytes)  # its file says what it might take in an earlier life
+        self._earlier_files: list[TierFiles] = []  # readers may be in them
+        self._open()
+        self.damage: str = "its index has no valid header" if self._writer.was_damaged else ""
+        if self._writer.file_bytes() > max(self._budget_bytes, keep_bytes):
+            self._writer.clear()
+        self._store_lock = threading.Lock()  # held while the writer changes
+        self._suspects: deque[bytes] = deque()  # keys of values that a read found not to be as they were written
+        self._corrupt = self._writer.num_impossible
         self._changed = threading.Condition()
         self._waiting: dict[bytes, Buffer] = {}
         self._writing: dict[bytes, Buffer] = {}
@@ -131,16 +129,15 @@ class DiskTier:
             if self._clears or self._is_closing:
                 return None
             waiting = self._waiting.get(key, self._writing.get(key))
-        return self._tier.get(key) if waiting is None else waiting
+        return self._reader.get(key) if waiting is None else waiting
 
     def counts(self) -> DiskCounts:
         """Return a snapshot, but for the reads that were served, which others count."""
-        found = self._tier.statistics()
         return DiskCounts(
-            objects=found.entries,
-            bytes=found.value_bytes,
+            objects=self._writer.num_entries,
+            bytes=self._writer.value_bytes,
             budget_bytes=self._budget_bytes,
-            corrupt=found.corrupt,
+            corrupt=self._corrupt,
             dropped=self._dropped,
         )
 
@@ -157,7 +154,8 @@ class DiskTier:
 
     def keys(self) -> list[bytes]:
         """Return the keys of all that is stored; any thread may ask."""
-        return self._tier.keys()
+        with self._store_lock:
+            return [key for key, _, _ in self._writer.entries()]
 
     @property
     def file_bytes(self) -> int:
@@ -165,7 +163,7 @@ class DiskTier:
         writing_bytes = (
             self._writing_bytes
         )  # first: a group that is stored meanwhile counts twice, and never not at all
-        return self._tier.file_bytes() + writing_bytes
+        return self._writer.file_bytes() + writing_bytes
 
     # ------------------------------------------------------------ writing
 
@@ -206,7 +204,8 @@ class DiskTier:
             self._is_closing = True
             self._changed.notify()
         self._thread.join()
-        self._tier.close()
+        for files in (*self._earlier_files, self._files):
+            files.close()
 
     # ------------------------------------------------------------ the thread
 
@@ -218,6 +217,8 @@ class DiskTier:
                 result = self._clear(clear.keys)
                 self._clears.popleft()
                 clear.then(result)
+            elif self._suspects:
+                self._free_corrupt(self._suspects.popleft())
             elif group := self._take_group():
                 self._store(group)
                 with self._changed:
@@ -227,10 +228,11 @@ class DiskTier:
 
     def _wait_for_work(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._clears or self._is_closing)
-            self._changed.wait_for(
-                lambda: self._waiting_bytes >= _GROUP_BYTES or self._clears or self._is_closing, _LINGER_SECONDS
-            )
+            self._changed.wait_for(lambda: self._waiting or self._is_urgent())
+            self._changed.wait_for(lambda: self._waiting_bytes >= _GROUP_BYTES or self._is_urgent(), _LINGER_SECONDS)
+
+    def _is_urgent(self) -> bool:
+        return bool(self._clears or self._suspects or self._is_closing)
 
     def _take_group(self) -> list[tuple[bytes, Buffer]]:
         group: list[tuple[bytes, Buffer]] = []
@@ -245,38 +247,44 @@ class DiskTier:
                 del self._waiting[key]
                 self._waiting_bytes -= value_size(data)
             # From here on the store may grow by this, whatever ``resize`` says meanwhile.
-            self._writing, self._writing_bytes = dict(group), size + _COMMIT_BYTES if group else 0
-            budget = self._budget_bytes
-        if group:
-            self._fit(budget)
+            self._writing, self._writing_bytes = dict(group), size
+            self._writer.budget_bytes = self._budget_bytes
         return group
 
-    def _fit(self, budget_bytes: int) -> None:
-        if budget_bytes > self._tier.limit_bytes:
-            self._tier.grow(budget_bytes)
-        elif budget_bytes < self._tier.limit_bytes:
-            self._tier.shrink(budget_bytes)
-
     def _store(self, group: list[tuple[bytes, Buffer]]) -> None:
-        self._try_make_directory()  # somebody may have removed it
-        rest = group[self._tier.put_many(group) :]
+        if not self._files.are_in_place():
+            self._try_begin_anew()
+        rest = group[self._put(group) :]
         if rest and self._free_unnamed(rest):
-            rest = rest[self._tier.put_many(rest) :]
+            rest = rest[self._put(rest) :]
         if rest:
             self._skip = _TRY_EVERY
             self._refused += len(rest)
 
+    def _put(self, group: Sequence[tuple[bytes, Buffer]]) -> int:
+        """Store values, the first ones if there is no room for all; return how many."""
+        room_bytes = min(self._writer.free_bytes(), self._free_disk_bytes())
+        ends = np.cumsum([stored_bytes(value_size(data)) for _, data in group])
+        fitting = int(np.searchsorted(ends, room_bytes, side="right"))
+        with self._store_lock:
+            try:
+                self._writer.put_many([(key, data, False) for key, data in group[:fitting]])
+            except TierFullError:
+                return 0
+        return fitting
+
     def _free_unnamed(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
         """Delete as much as the group takes of what no dataset in use names; False when there is nothing to be had so."""
-        if self._is_closing or self._is_file_system_short(group):
+        needed = sum(stored_bytes(value_size(data)) for _, data in group)
+        if self._is_closing or self._free_disk_bytes() < needed:
             return False  # catalogues are about to be closed, and then name nothing; or deleting would make no room
         self._look_for_unnamed()
-        found = self._tier.statistics()
-        needed = sum(stored_bytes(value_size(data)) for _, data in group)
-        count = _LEAST_FREED + int(_FREED_FOR_EACH * needed * found.entries / max(1, found.stored_bytes))
-        self._tier.delete_many(self._doomed[-count:])
+        before = self._writer.num_entries
+        count = _LEAST_FREED + int(_FREED_FOR_EACH * needed * before / max(1, self._writer.value_bytes))
+        with self._store_lock:
+            self._writer.free_many(self._doomed[-count:])
         del self._doomed[-count:]
-        return self._tier.statistics().entries < found.entries
+        return self._writer.num_entries < before
 
     def _look_for_unnamed(self) -> None:
         """Know what may go: look when other datasets are in use, or when that many offers have been refused as there are.
@@ -286,38 +294,63 @@ class DiskTier:
         named = list(self.keys_in_use())
         self._tries_until_looked_at -= 1
         if len(named) != self._doomed_by or (not self._doomed and self._tries_until_looked_at <= 0):
-            held = self._tier.keys()
+            held = self.keys()
             self._doomed, self._doomed_by = unnamed(held, named), len(named)
             self._tries_until_looked_at = len(held) // _TRY_EVERY
 
-    def _is_file_system_short(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
-        pages = sum(num_pages(value_size(data)) + _TREE_PAGES_A_KEY for _, data in group)
+    def _free_disk_bytes(self) -> int:
+        """Return how much of the file system this tier may still take."""
         try:
-            return free_bytes(self._directory) < self._min_free_bytes + pages * PAGE_BYTES + _COMMIT_BYTES
+            return free_bytes(self._directory) - self._min_free_bytes - _SPARE_BYTES
         except OSError:
-            return True
+            return 0
 
     def _clear(self, keys: list[memoryview] | None) -> ClearResult:
-        before = self._tier.statistics()
+        before, before_bytes = self._writer.num_entries, self._writer.value_bytes
         if keys is None:
-            self._remove_all()
+            with self._store_lock:
+                self._writer.clear()
         else:
-            held = self._tier.keys()
+            held = self.keys()
             index = KeyIndex(held)
             found = [index.match(part)[0] for part in keys]
-            self._tier.delete_many([held[at] for at in np.unique(np.concatenate(found)).tolist()] if found else [])
-        after = self._tier.statistics()
+            doomed = [held[at] for at in np.unique(np.concatenate(found)).tolist()] if found else []
+            with self._store_lock:
+                self._writer.free_many(doomed)
         self._skip, self._doomed, self._doomed_by = 0, [], -1
-        return ClearResult(entries=before.entries - after.entries, bytes=before.value_bytes - after.value_bytes)
+        return ClearResult(entries=before - self._writer.num_entries, bytes=before_bytes - self._writer.value_bytes)
 
-    def _remove_all(self) -> None:
-        remove_store(self._directory)
-        self._tier.reopen_if_replaced()
-        self._try_make_directory()
+    def _suspect(self, key: bytes) -> None:
+        with self._changed:
+            self._suspects.append(key)
+            self._changed.notify()
 
-    def _try_make_directory(self) -> None:
-        with contextlib.suppress(OSError):  # not its parents: the disk may have been taken out
-            self._directory.mkdir(mode=0o700)
+    def _free_corrupt(self, key: bytes) -> None:
+        """Free a value that is not as it was written; one that was freed or replaced while it was read is no such value."""
+        if self._reader.size_of(key) is not None and LogReader(*self._descriptors, verify=True).get(key) is None:
+            with self._store_lock:
+                self._writer.free_many([key])
+            self._corrupt += 1
+
+    def _open(self) -> None:
+        try:
+            self._files = TierFiles(self._directory)
+            self._descriptors = (self._files.index, self._files.segments)
+            self._writer = LogWriter(*self._descriptors, budget_bytes=self._budget_bytes, sums=True)
+        except OSError as err:
+            raise StoreError(
+                f"cannot use {self._directory} for the disk tier: {err.strerror}; name a directory you can write to, as in "
+                "PREFEED_DISK=500GB:/nvme, or set PREFEED_DISK to 0"
+            ) from err
+        self._reader = LogReader(*self._descriptors, verify=True, on_corrupt=self._suspect)
+
+    def _try_begin_anew(self) -> None:
+        """Make the files again: somebody has removed them, or the directory."""
+        files = self._files
+        with contextlib.suppress(OSError, StoreError):  # not the directory's parents: the disk may have been taken out
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._open()
+            self._earlier_files.append(files)
 
 
 def _make_directory(directory: Path) -> None:
@@ -328,6 +361,11 @@ def _make_directory(directory: Path) -> None:
             f"cannot make {directory} for the disk tier: {err.strerror}; name a directory you can write to, as in "
             "PREFEED_DISK=500GB:/nvme, or set PREFEED_DISK to 0"
         ) from err
+
+
+def value_size(value: Buffer) -> int:
+    """Return the size of a value in bytes."""
+    return value.nbytes if isinstance(value, memoryview) else len(value)
 
 
 def unnamed(held: list[bytes], named: list[memoryview]) -> list[bytes]:

@@ -419,7 +419,6 @@ def _disk_tier(config: Config, room: Room | None) -> DiskTier | None:
         min_free_bytes=room.floor_bytes,
         # Others have filled the disk since: nothing more is stored, and what is there stays, if that was not asked for.
         keep_bytes=config.disk.size_bytes - of_caches,
-        is_suspect=room.is_suspect,
     )
     room.bind(objects_bytes=lambda: tier.file_bytes, resize_objects=tier.resize)
     return tier

@@ -45,7 +45,7 @@ def prepare(directory: Path) -> int:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_private(directory)
-        _remove_unless_file(writer_lock_path(directory))
+        remove_unless_file(writer_lock_path(directory))
         file = os.open(writer_lock_path(directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as err:
         kind = TierFullError if err.errno == errno.ENOSPC else StoreError
@@ -234,7 +234,7 @@ def remove_files(directory: Path) -> None:
     """Unlink the store's data; open handles and views keep working."""
     own = (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory))
     for path in (*own, *namespace_paths(directory)):
-        _remove_unless_file(path)
+        remove_unless_file(path)
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
 
@@ -242,10 +242,10 @@ def remove_files(directory: Path) -> None:
 def remove_unusable(directory: Path) -> list[str]:
     """Remove things that are no files but have the name of one of the store's files; return their names."""
     own = (data_path(directory), lock_path(directory), readers_path(directory), sums_path(directory))
-    return [path.name for path in own if _remove_unless_file(path)]
+    return [path.name for path in own if remove_unless_file(path)]
 
 
-def _remove_unless_file(path: Path) -> bool:
+def remove_unless_file(path: Path) -> bool:
     """Make room for a file of the store in its own directory, whatever damage has put there; a link is removed, not followed.
 
     Returns:

@@ -7,6 +7,7 @@ remove the files of killed ones.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import glob
 import os
 import re
@@ -21,6 +22,12 @@ from typing import Final
 from prefeed.errors import CredentialsError
 from prefeed.system.machine import has_ended, process_mark
 from prefeed.types import Buffer
+
+_PAGE_BYTES: Final = 4096
+_PUNCH_HOLE: Final = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE with FALLOC_FL_KEEP_SIZE."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 _ABANDONED_SECONDS: Final = 24 * 3600
 
@@ -161,6 +168,18 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def punch(descriptor: int, start: int, size_bytes: int) -> bool:
+    """Give the whole pages of a part of a file back to its file system; reading them gives zeros then.
+
+    Returns:
+        False when the file system cannot do that: the part is as it was.
+    """
+    first, end = -(-start // _PAGE_BYTES) * _PAGE_BYTES, (start + size_bytes) // _PAGE_BYTES * _PAGE_BYTES
+    if end <= first:
+        return True
+    return bool(_libc.fallocate(descriptor, _PUNCH_HOLE, ctypes.c_long(first), ctypes.c_long(end - first)) == 0)
 
 
 def free_bytes(path: str | os.PathLike[str]) -> int:

@@ -1,0 +1,243 @@
+"""The index of a tier: a table from keys to places in segments, in a file that one process writes and any process reads.
+
+::
+
+    header   table: offset (8), buckets (8)
+    table    buckets of 8 records, 256 bytes each
+    record   key (16), offset (8), length (4), segment (2), flags (2)
+
+A key has two buckets, which its two halves name, and is in one of them. A lookup reads a bucket with one ``pread`` and searches
+it. There is no lock: a record that is read while it is written, or before its entry is freed, names a place where the
+entry's trailer is not found, and that is a miss.
+
+A key that finds both buckets full doubles the table. The new table is written whole before the header names it, and the
+old one is punched out afterwards. A reader that still uses the old one finds nothing there and reads the header again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from prefeed.system.files import punch
+
+_RECORD: Final = struct.Struct("<QIHH")
+_HEADER: Final = struct.Struct("<QQ")
+_HALVES: Final = struct.Struct("<QQ")
+_KEY_BYTES: Final = 16
+_RECORD_BYTES: Final = 32
+_BUCKET_RECORDS: Final = 8
+_BUCKET_BYTES: Final = _BUCKET_RECORDS * _RECORD_BYTES
+_ROWS: Final = range(0, _BUCKET_BYTES, _RECORD_BYTES)
+_HEADER_BYTES: Final = 4096
+_FIRST_BUCKETS: Final = 256
+_EMPTY: Final = bytes(_RECORD_BYTES)
+_NO_KEY: Final = bytes(_KEY_BYTES)
+_LEAST_FULL: Final = 0.25
+"""A table is doubled only if this share of it is in use: keys that are no hashes would double it for ever."""
+
+_NEARLY_FULL: Final = 0.5
+
+_RECORDS: Final = np.dtype(
+    [("low", "<u8"), ("high", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("segment", "<u2"), ("flags", "<u2")]
+)
+
+
+class Place(NamedTuple):
+    """Where the value of an entry lies."""
+
+    offset: int
+    length: int
+    segment: int
+    flags: int
+
+
+class IndexReader:
+    """Looks up places, in any number of threads and processes.
+
+    Args:
+        descriptor: The index file, open for reading; it belongs to the caller.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._table = (0, 0)  # its start, and its buckets less one; one value, for threads look up while it changes
+        self._read_header()
+
+    def find(self, key: bytes) -> Place | None:
+        """Return the place of an entry, None if the tier does not hold it.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        place = self._look_up(key)
+        if place is None and self._read_header():
+            place = self._look_up(key)
+        return place
+
+    def entries(self) -> Iterator[tuple[bytes, Place]]:
+        """Yield keys and places, as of the moment of the call."""
+        table = self._read_table().reshape(-1)
+        for record in table[_in_use(table)]:
+            data = record.tobytes()
+            yield data[:_KEY_BYTES], Place._make(_RECORD.unpack_from(data, _KEY_BYTES))
+
+    def places(self) -> npt.NDArray[np.void]:
+        """Return the records of all entries, shape (num_entries,), with fields ``offset``, ``length``, ``segment``, ``flags``."""
+        table = self._read_table().reshape(-1)
+        found: npt.NDArray[np.void] = table[_in_use(table)]
+        return found
+
+    def _look_up(self, key: bytes) -> Place | None:
+        start, mask = self._table
+        for half in _HALVES.unpack(key):
+            bucket = os.pread(self._descriptor, _BUCKET_BYTES, start + (half & mask) * _BUCKET_BYTES)
+            at = _find_record(bucket, key)
+            if at >= 0:
+                return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
+        return None
+
+    def _read_header(self) -> bool:
+        """Return whether the table is another one than before."""
+        header = os.pread(self._descriptor, _HEADER.size, 0)
+        if len(header) < _HEADER.size:
+            return False
+        start, buckets = _HEADER.unpack(header)
+        before, self._table = self._table, (start, max(0, buckets - 1))
+        return self._table != before
+
+    def _read_table(self) -> npt.NDArray[np.void]:
+        start, mask = self._table
+        table = np.zeros((mask + 1, _BUCKET_RECORDS), dtype=_RECORDS)
+        data = table.reshape(-1).view(np.uint8).data
+        done = 0
+        while done < len(data):
+            read = os.preadv(self._descriptor, [data[done:]], start + done)
+            if not read:
+                break
+            done += read
+        return table
+
+
+class Index(IndexReader):
+    """Looks up places and changes them.
+
+    **Ownership.** One process changes the file; the descriptor belongs to the caller. A file without a valid header becomes an
+    empty index.
+    **Threads.** One thread changes it at a time; any thread may look up.
+
+    Attributes:
+        was_damaged: The file had no valid header, and was emptied.
+
+    Raises:
+        OSError: The file cannot be read or written, or its file system is full.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        size_bytes = os.fstat(descriptor).st_size
+        start, mask = self._table
+        end = start + (mask + 1) * _BUCKET_BYTES
+        is_whole = start >= _HEADER_BYTES and not (mask + 1) & mask and end <= size_bytes
+        self.was_damaged: bool = size_bytes > 0 and not is_whole
+        self._num_entries = 0
+        if is_whole:
+            self._num_entries = int(np.count_nonzero(_in_use(self._read_table())))
+            punch(descriptor, _HEADER_BYTES, start - _HEADER_BYTES)  # a table that was replaced just before a kill
+        else:
+            self.clear()
+
+    def __len__(self) -> int:
+        return self._num_entries
+
+    def put(self, key: bytes, place: Place) -> Place | None:
+        """Add an entry, or replace its place; return the place that is not named any more, None if there is none.
+
+        Where the table has no room for the key, that is the new place.
+        """
+        record = key + _RECORD.pack(*place)
+        while True:
+            start, mask = self._table
+            free = -1
+            for half in _HALVES.unpack(key):
+                bucket_start = start + (half & mask) * _BUCKET_BYTES
+                bucket = os.pread(self._descriptor, _BUCKET_BYTES, bucket_start)
+                at = _find_record(bucket, key)
+                if at >= 0:
+                    os.pwrite(self._descriptor, record, bucket_start + at)
+                    return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
+                if free < 0:
+                    free = next((bucket_start + at for at in _ROWS if bucket[at : at + _KEY_BYTES] == _NO_KEY), -1)
+            if free >= 0:
+                os.pwrite(self._descriptor, record, free)
+                self._num_entries += 1
+                return None
+            if self._num_entries < _LEAST_FULL * _BUCKET_RECORDS * (mask + 1):
+                return place
+            self._grow()
+
+    def remove(self, key: bytes) -> Place | None:
+        """Remove an entry, and return its place; None if it is not held."""
+        start, mask = self._table
+        for half in _HALVES.unpack(key):
+            bucket_start = start + (half & mask) * _BUCKET_BYTES
+            bucket = os.pread(self._descriptor, _BUCKET_BYTES, bucket_start)
+            at = _find_record(bucket, key)
+            if at >= 0:
+                os.pwrite(self._descriptor, _EMPTY, bucket_start + at)
+                self._num_entries -= 1
+                return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
+        return None
+
+    @property
+    def growth_bytes(self) -> int:
+        """What the file may grow by with the next entry: much when the table is nearly full."""
+        num_buckets = self._table[1] + 1
+        is_nearly_full = self._num_entries > _NEARLY_FULL * _BUCKET_RECORDS * num_buckets
+        return 2 * num_buckets * _BUCKET_BYTES if is_nearly_full else 0
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        os.ftruncate(self._descriptor, 0)
+        self._num_entries = 0
+        self._publish(np.zeros((_FIRST_BUCKETS, _BUCKET_RECORDS), dtype=_RECORDS), _HEADER_BYTES)
+
+    def _grow(self) -> None:
+        """Double the table: each record stays in its row of the bucket, or moves to that row of the new bucket."""
+        old_start, mask = self._table
+        old_buckets = mask + 1
+        old = self._read_table()
+        new = np.zeros((2 * old_buckets, _BUCKET_RECORDS), dtype=_RECORDS)
+        number = np.arange(old_buckets, dtype=np.uint64)[:, None]
+        half = np.where(old["low"] & np.uint64(mask) == number, old["low"], old["high"])
+        moves = (half & np.uint64(old_buckets)) != 0
+        new[:old_buckets] = np.where(moves, np.zeros((), dtype=_RECORDS), old)
+        new[old_buckets:] = np.where(moves, old, np.zeros((), dtype=_RECORDS))
+        self._publish(new, old_start + old.nbytes)
+        punch(self._descriptor, old_start, old.nbytes)
+
+    def _publish(self, table: npt.NDArray[np.void], start: int) -> None:
+        data = table.reshape(-1).view(np.uint8).data
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], start + done)
+        os.pwrite(self._descriptor, _HEADER.pack(start, len(table)), 0)
+        self._table = (start, len(table) - 1)
+
+
+def _find_record(bucket: bytes, key: bytes) -> int:
+    """Return where in a bucket the record of a key begins, -1 if it is not there."""
+    at = bucket.find(key)
+    while at > 0 and at % _RECORD_BYTES:
+        at = bucket.find(key, at + 1)
+    return at
+
+
+def _in_use(table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    used: npt.NDArray[np.bool_] = (table["low"] | table["high"]) != 0
+    return used
