@@ -1,4 +1,13 @@
-"""Tiers: cached values on this node. Start with ``writer`` and ``reader``; ``capacity`` decides size and place.
+"""Tiers: cached values on this node. ``capacity`` decides size and place.
+
+A log of entries, which objects on disk use:
+
+``log``             reads a tier, and writes it
+``index``           the table from keys to places
+``segment``         appends and frees entries
+``files``           the files of a tier on disk
+
+LMDB, which the memory tier and stage caches use. Start with ``writer`` and ``reader``:
 
 ``layout``          names, page arithmetic, and the cost of a value (pure)
 ``writer``          puts and deletes values of the memory tier, one commit per group
