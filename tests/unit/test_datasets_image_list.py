@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from torchvision import transforms
 
 import prefeed
 import servers
 from e2e.images import Pixels, make_image_folder
-from prefeed.errors import BadListError, EmptyListingError, ObjectNotFoundError
+from prefeed.errors import BadListError, CannotFingerprintError, EmptyListingError, ObjectNotFoundError
+from prefeed.stage_cache.randomness import find_random
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -111,3 +114,20 @@ def test_empty_list(root: Path) -> None:
     (root / "train_list.txt").write_text("\n \n")
     with pytest.raises(EmptyListingError, match=r"train_list.txt names no image"):
         prefeed.datasets.ImageList(root)
+
+
+def test_without_pillow(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install pillow"):
+        prefeed.datasets.ImageList(root)[0]
+
+
+def test_errors_of_stages_name_the_argument_of_the_user(root: Path) -> None:
+    """Neither the inner structure of a dataset nor the place among a function's defaults."""
+    steps = transforms.Compose([transforms.RandomHorizontalFlip()])
+    flipped = prefeed.datasets.ImageList(root, transform=steps)
+    assert find_random(flipped) == "ImageList.transform.transforms[0] (RandomHorizontalFlip)"
+    with open(root / "log", "w") as log:
+        logged = prefeed.datasets.ImageList(root, transform=lambda image, scale=2, file=log: image)
+        with pytest.raises(CannotFingerprintError, match=r"ImageList\['transform'\]\(default of file\) is a _io\.Text"):
+            prefeed.CachedDataset(logged)

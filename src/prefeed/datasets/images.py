@@ -83,9 +83,14 @@ class LabelledImages(OriginDataset):
         """Return the object of each sample."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
 
-    def prefeed_stage(self) -> Any:
+    def prefeed_stage(self) -> dict[str, Any]:
         """Return the inputs of a sample's computation, for stage caches."""
-        return self.root, self.loader, self.transform, self.target_transform
+        return {
+            "root": self.root,
+            "loader": self.loader,
+            "transform": self.transform,
+            "target_transform": self.target_transform,
+        }
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample's image, and its entry key and label."""
@@ -97,7 +102,12 @@ class LabelledImages(OriginDataset):
 def load_rgb_image(file: BinaryIO) -> Any:
     """Return the image as Pillow's RGB, as torchvision's default loader does."""
     # Pillow is a dependency of torchvision and not of prefeed.
-    from PIL import Image  # noqa: PLC0415
+    try:
+        from PIL import Image  # noqa: PLC0415
+    except ModuleNotFoundError as err:
+        raise ModuleNotFoundError(
+            "images are decoded with Pillow: pip install pillow, or set loader", name="PIL"
+        ) from err
 
     with Image.open(file) as image:
         return image.convert("RGB")

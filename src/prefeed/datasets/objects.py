@@ -137,13 +137,13 @@ class Objects(OriginDataset):
             return None
         return self._origin.borrow([self._object_id(index) for index in indices], until)
 
-    def prefeed_stage(self) -> Any:
+    def prefeed_stage(self) -> dict[str, Any]:
         """Return the inputs of a sample's computation, for stage caches."""
-        return self.url, self.decode
+        return {"url": self.url, "decode": self.decode}
 
-    def prefeed_state(self) -> Any:
+    def prefeed_state(self) -> dict[str, Any]:
         """Return the identity of this dataset, including its pattern and listing."""
-        return self.prefeed_stage(), self.pattern, self._origin.settle().directory.name
+        return {**super().prefeed_state(), "pattern": self.pattern}
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path and the entry key of a sample's object."""

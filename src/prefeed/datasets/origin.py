@@ -314,8 +314,8 @@ class OriginDataset(MapStyle[Any], ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def prefeed_stage(self) -> Any:
-        """Return the inputs of a sample's computation, for stage caches."""
+    def prefeed_stage(self) -> dict[str, Any]:
+        """Return the inputs of a sample's computation by name, for stage caches."""
 
     def prefeed_settings(self) -> Config | None:
         """Return the settings of the node that all loaders of this dataset use; None for those in force."""
@@ -325,9 +325,9 @@ class OriginDataset(MapStyle[Any], ABC):
         """Allow reads through the node's cache."""
         self._origin.use_node()
 
-    def prefeed_state(self) -> Any:
+    def prefeed_state(self) -> dict[str, Any]:
         """Return the identity of this dataset: ``prefeed_stage`` and its listing."""
-        return self.prefeed_stage(), self._origin.settle().directory.name
+        return {**self.prefeed_stage(), "listing": self._origin.settle().directory.name}
 
 
 @functools.cache

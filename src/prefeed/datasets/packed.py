@@ -87,9 +87,9 @@ class Packed(OriginDataset):
         ids, starts = self._groups
         return AccessMap(dataset=dataset, ids=ids, starts=starts)
 
-    def prefeed_stage(self) -> Any:
+    def prefeed_stage(self) -> dict[str, Any]:
         """Return the inputs of a sample's computation, for stage caches."""
-        return self.url, self.decode, self.group
+        return {"url": self.url, "decode": self.decode, "group": self.group}
 
     def prefeed_sample(self, index: int) -> tuple[str, bytes]:
         """Return the path of a sample, and its entry key or, for a group, the digest of its entry keys."""

@@ -224,7 +224,7 @@ class CacheStore:
         _report_at_exit()
         say_once(
             "samples are not cached for now: another process has held the write lock of a stage cache for more than a second; "
-            "is it suspended (kill -STOP, a paused container)? `prefeed stats` counts them"
+            "`prefeed stats` counts them"
         )
 
     def _say_full(self) -> None:

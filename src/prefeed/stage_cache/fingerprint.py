@@ -10,9 +10,9 @@ from typing import Any
 from xxhash import xxh3_128, xxh3_128_digest
 
 from prefeed.errors import CannotFingerprintError
-from prefeed.stage_cache.identity.anatomy import anatomy_of, cells_of
+from prefeed.stage_cache.identity.anatomy import anatomy_of, made_with
 from prefeed.stage_cache.identity.bytecode import External
-from prefeed.stage_cache.identity.parts import Anatomy, AsFarAsTold, Part, UntoldError
+from prefeed.stage_cache.identity.parts import Anatomy, AsFarAsTold, UntoldError
 from prefeed.stage_cache.slots import Slots, noted_in
 
 __all__ = ["describe", "fingerprint"]
@@ -158,11 +158,8 @@ def _name_of_code(value: Any) -> Anatomy | None:
         return None
     if isinstance(value, types.BuiltinFunctionType) and not isinstance(value.__self__, types.ModuleType | None):
         return None  # a method, of an instance that counts
-    made_with: tuple[Part, ...] = ()
-    if isinstance(value, types.FunctionType):
-        cells = cells_of(value.__code__.co_freevars, value.__closure__)
-        made_with = (*cells, ("(defaults)", value.__defaults__), ("(defaults)", value.__kwdefaults__))
-    return Anatomy(kind=f"name {value.__module__}.{value.__qualname__}", parts=made_with)
+    parts = tuple(made_with(value)) if isinstance(value, types.FunctionType) else ()
+    return Anatomy(kind=f"name {value.__module__}.{value.__qualname__}", parts=parts)
 
 
 def _cannot_fingerprint(walk: _Walk, reason: str) -> CannotFingerprintError:

@@ -81,8 +81,9 @@ def lineage_of(dataset: Any, version: str | None = None) -> Lineage:
         return lineage if type(dataset) is teller else derived(lineage, fingerprint((type(dataset), beyond)))
     teller = _teller(type(dataset), "prefeed_sample")
     if teller is not None:
-        made_with = (_name(dataset), dataset.prefeed_stage(), *_of_subclass(dataset, teller))
-        return _OfObjects(fingerprint(made_with), dataset)
+        stage = fingerprint(dataset.prefeed_stage(), name=type(dataset).__qualname__)
+        rest = fingerprint((_name(dataset), *_of_subclass(dataset, teller)))
+        return _OfObjects(_digest(stage, rest), dataset)
     kind = (type(dataset).__module__, type(dataset).__qualname__)
     if kind == _SUBSET:
         return _Chosen(lineage_of(dataset.dataset), dataset.indices)

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from prefeed.errors import ImageDecodeError
 from prefeed.types import Buffer
@@ -17,7 +16,7 @@ try:
     import simplejpeg  # type: ignore[import-untyped]
     from PIL import Image, UnidentifiedImageError
 except ImportError as err:
-    raise ImportError(f"prefeed.vision needs {err.name}: pip install 'prefeed[vision]' pillow") from err
+    raise ImportError(f"prefeed.vision needs {err.name}: pip install 'prefeed[vision]'") from err
 
 Pixels = npt.NDArray[np.uint8]
 """RGB pixels of shape (height, width, 3)."""

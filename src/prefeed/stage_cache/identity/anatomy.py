@@ -55,11 +55,7 @@ def look_at_external(dotted: str) -> Anatomy:
 
 def look_at_function(value: types.FunctionType) -> Anatomy:
     code, module = value.__code__, str(value.__globals__.get("__name__", ""))
-    made_inside = [
-        *cells_of(code.co_freevars, value.__closure__),
-        ("(defaults)", value.__defaults__),
-        ("(defaults)", value.__kwdefaults__),
-    ]
+    made_inside = made_with(value)
     if is_installed(module, code.co_filename) and not is_foreign(value):
         dotted = f"{module}.{code.co_qualname}"
         is_made_by_another = "<locals>" in code.co_qualname or "<lambda>" in code.co_qualname
@@ -74,6 +70,17 @@ def _text_of(code: types.CodeType) -> bytes:
 
 def _value_of(reference: Reference) -> Any:
     return (reference.name, "is not defined") if reference.value is MISSING else reference.value
+
+
+def made_with(value: types.FunctionType) -> list[Part]:
+    """Return what a function's closure holds, and the defaults of its arguments, by name."""
+    code, values = value.__code__, value.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    defaults = [*zip(reversed(names), reversed(values), strict=False), *(value.__kwdefaults__ or {}).items()]
+    return [
+        *cells_of(code.co_freevars, value.__closure__),
+        *((f"(default of {name})", default) for name, default in defaults),
+    ]
 
 
 def cells_of(names: tuple[str, ...], cells: tuple[types.CellType, ...] | None) -> list[Part]:
