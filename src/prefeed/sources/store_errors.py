@@ -32,16 +32,22 @@ _ODD_PARTS: Final = (
     NO_LENGTH,
 )
 
-_CREDENTIALS_ADVICE: Final = (
-    "check the credentials (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY), "
-    "or set AWS_SKIP_SIGNATURE=1 for a public bucket"
+_CREDENTIALS_ADVICE: Final = "<credentials>"
+"""Stands for the advice about credentials, which depends on the kind of origin."""
+
+_WEB_ADVICE: Final = (
+    "put user and password for it into credentials.json in the home (mode 0600), or a token into PREFEED_BEARER_TOKENS"
 )
+_ADVICE_BY_SCHEME: Final = {
+    "s3": "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket AWS_SKIP_SIGNATURE=1",
+    "gs": "check GOOGLE_APPLICATION_CREDENTIALS; for a public bucket GOOGLE_SKIP_SIGNATURE=1",
+    "az": "check AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; for a public container AZURE_SKIP_SIGNATURE=1",
+    "http": _WEB_ADVICE,
+    "https": _WEB_ADVICE,
+}
 _OTHER_GOOGLE_CREDENTIALS: Final = (
     "Google's credentials of this type (external_account, impersonated_service_account) are not read; set GOOGLE_BEARER_TOKEN, "
     "as `gcloud auth print-access-token` prints it, or GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account"
-)
-_WEB_ADVICE: Final = (
-    "put user and password for it into credentials.json in the home (mode 0600), or a token into PREFEED_BEARER_TOKENS"
 )
 
 _CERTIFICATE_ADVICE: Final = (
@@ -64,10 +70,11 @@ _BY_TYPE: Final[tuple[tuple[type[BaseException], type[SourceError], str], ...]] 
     ),
 )
 
+_METADATA_SERVERS: Final = ("169.254.169.254", "metadata.google.internal")
+"""Addresses that are asked for credentials last. An error with one of them is not an answer of the store, nor is its status."""
+
 # Looked for, in this order, in the text of the remaining errors: obstore has no attributes for them.
 _BY_TEXT: Final[tuple[tuple[str, type[SourceError], str], ...]] = (
-    ("169.254.169.254", AccessDeniedError, f"no credentials found; {_CREDENTIALS_ADVICE}"),
-    ("metadata.google.internal", AccessDeniedError, f"no credentials found; {_CREDENTIALS_ADVICE}"),
     (
         "expected `service_account`",
         AccessDeniedError,
@@ -135,8 +142,8 @@ def translate(err: BaseException, where: str, *, timeout: float, endpoint: str =
         return err
     text = str(err)
     error, reason, status = _classify(err, text)
-    if where.startswith("http"):
-        reason = reason.replace(_CREDENTIALS_ADVICE, _WEB_ADVICE)
+    advice = _ADVICE_BY_SCHEME.get(where.partition("://")[0], "check the credentials")
+    reason = reason.replace(_CREDENTIALS_ADVICE, advice)
     if where.startswith("s3://"):
         reason = reason.replace("REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
     if isinstance(err, store_exceptions.InvalidPathError):
@@ -189,6 +196,8 @@ def cause_of(err: BaseException) -> BaseException | None:
 
 
 def _classify(err: BaseException, text: str) -> tuple[type[SourceError], str, int | None]:
+    if any(server in text for server in _METADATA_SERVERS):
+        return AccessDeniedError, f"no credentials found; {_CREDENTIALS_ADVICE}", None
     found = _STATUS.search(text)
     status = int(found[1]) if found else None
     for foreign, error, reason in _BY_TYPE:

@@ -145,6 +145,24 @@ def test_what_is_said_of_a_foreign_error_holds_no_secret() -> None:
     assert "hidden" not in shown
 
 
+@pytest.mark.parametrize(
+    ("where", "variable"),
+    [
+        ("s3://b/x", "AWS_ACCESS_KEY_ID"),
+        ("gs://b/x", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://c/x", "AZURE_STORAGE_ACCOUNT_KEY"),
+    ],
+)
+def test_missing_credentials_are_those_of_the_store(where: str, variable: str) -> None:
+    """The status is the metadata server's, which the user knows nothing of."""
+    raw = OSError("Client error with status 403 Forbidden for http://169.254.169.254/latest/api/token")
+    text = str(translate(raw, where, timeout=1.0))
+    assert f"no credentials found; check {variable}" in text
+    assert "403" not in text
+    others = {"AWS_", "GOOGLE_", "AZURE_"} - {f"{variable.partition('_')[0]}_"}
+    assert not any(other in text for other in others)
+
+
 def test_what_no_table_may_swallow_comes_back() -> None:
     interrupt = KeyboardInterrupt()
     assert translate(interrupt, "x", timeout=1.0) is interrupt
