@@ -370,7 +370,7 @@ class Openings:
         """
         self._require_own(directory)
         if reach.view is not None:
-            raise PrefeedError(f"{directory.name} was not listed in this client's mount namespace")
+            raise PrefeedError(f"{directory.name} was listed by a process with another root directory: list it again")
         asked, key = _Asked(url, reach), (canonical_url(url), "", "")
         settling = self._settlings.get(directory)
         if settling is None:
@@ -455,7 +455,7 @@ class Openings:
         view = reach.view
         if is_catalogue(self._own_dir, directory):
             if view is not None and not directory.name.endswith(view.mark):
-                raise PrefeedError(f"{directory.name} belongs to another mount namespace than this client's")
+                raise PrefeedError(f"{directory.name} belongs to a process with another root directory: list it again")
             self._begin(
                 directory.name, lambda _: self._open_catalogue(directory, None, num_samples, view), waiter, view,
                 directory=directory,

@@ -372,7 +372,7 @@ def test_ids_of_one_view_mean_nothing_in_another(server: Desk, files: list[str],
     """A loader finds another server than it had, one that was started in another container."""
     opened = open_files(server.connect(), files)
     refused = server.connect(root=jail).ask(m.OpenDataset(8, "", manifest_dir=opened.manifest_dir), m.Refused)
-    assert "another mount namespace" in refused.text
+    assert "another root directory" in refused.text
 
 
 def test_who_shows_no_root_directory_is_refused(server: Desk) -> None:
