@@ -99,9 +99,11 @@ class MetricsEndpoint:
         try:
             self._listener = _listen(address)
         except (OSError, ValueError) as err:
+            # create_server appends the address in brackets.
+            reason = str(getattr(err, "strerror", None) or err).partition(" (while")[0]
             self.notice = (
-                f"no metrics are served: {address} cannot be used ({getattr(err, 'strerror', None) or err}); name "
-                "another address with PREFEED_METRICS, or 0 for none"
+                f"no metrics are served: {address} cannot be used: {reason}; name another address with PREFEED_METRICS, or 0 "
+                "for none"
             )
         if self._listener is not None:
             self.url = _url_of(self._listener)

@@ -230,7 +230,7 @@ def test_a_named_port_that_is_taken_is_a_notice(loop: OwnLoop, endpoint: Metrics
     port = place(endpoint)[1]
     with serving(loop, f"127.0.0.1:{port}") as second:
         assert second.url == ""
-        assert f"127.0.0.1:{port} cannot be used" in second.notice
+        assert f"127.0.0.1:{port} cannot be used: Address already in use; name" in second.notice
         assert "PREFEED_METRICS" in second.notice
     assert status_of(endpoint) == 200
 
