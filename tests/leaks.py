@@ -204,12 +204,12 @@ def _children() -> list[str]:
 
 
 def _shared_memory() -> list[str]:
-    # Directories of tests that run at the same time in other processes are theirs to check.
+    # Directories of tests that run at the same time in other processes are theirs to check, and those of other programs nobody's.
     ours = f"{SANDBOX_PREFIX}{os.getpid()}-"
     found = []
     for entry in os.scandir(SHM):
-        foreign = entry.name.startswith((SANDBOX_PREFIX, "prefeed-")) and not entry.name.startswith(ours)
         with contextlib.suppress(FileNotFoundError):
+            foreign = entry.is_dir(follow_symlinks=False) and not entry.name.startswith(ours)
             if not foreign and entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 found.append(entry.name)
     return found
