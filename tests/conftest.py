@@ -97,6 +97,7 @@ def pytest_collection_finish() -> None:
     """Tests collect garbage often: what has been imported is none."""
     gc.collect()
     gc.freeze()
+    warm.ease_forks()
 
 
 def pytest_unconfigure() -> None:
@@ -120,6 +121,7 @@ def _stop_forkserver() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _module_closes_its_files() -> Iterator[None]:
     """Fail the last test of a module that leaves descriptors behind: pure tests are not looked at one by one."""
+    warm.ease_forks()
     before = open_descriptors()
     yield
     if more := descriptors_beyond(before):

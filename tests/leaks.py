@@ -50,7 +50,7 @@ def held(*, mounts_below: Path, children: Counter[str] | None = None) -> Held:
         threads=Counter(f"{t.name} ({'daemon' if t.daemon else 'not daemon'})" for t in threading.enumerate()),
         children=Counter(_children()) if children is None else children,
         shared_memory=Counter(_shared_memory()),
-        mounts=Counter(_mounts(mounts_below)),
+        mounts=Counter(mount_points(mounts_below)),
     )
 
 
@@ -239,6 +239,7 @@ def _is_ours(pid: int) -> bool:
     return False
 
 
-def _mounts(below: Path) -> list[str]:
+def mount_points(below: Path) -> list[str]:
+    """Return what is mounted below a directory, the innermost last."""
     points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return [point for point in points if Path(point).is_relative_to(below)]

@@ -8,11 +8,12 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from leaks import SANDBOX_PREFIX, SHM, processes, read_proc
+from leaks import SANDBOX_PREFIX, SHM, mount_points, processes, read_proc
 from prefeed.config import Config
 
 SERVER_MODULE = b"prefeed.server"
@@ -61,6 +62,8 @@ def remove_left_by_killed_runs() -> None:
         owner = re.match(rf"{SANDBOX_PREFIX}(\d+)-", path.name)
         with contextlib.suppress(FileNotFoundError):  # another run removes them too
             if owner and path.stat().st_uid == os.getuid() and not Path(f"/proc/{owner[1]}").exists():
+                for point in reversed(mount_points(path)):
+                    subprocess.run(["umount", "--lazy", point], check=True)
                 shutil.rmtree(path)
 
 
