@@ -16,6 +16,7 @@ import pytest
 
 import prefeed
 import servers
+import warm
 from leaks import wait_until
 from limits import set_limits
 from prefeed.client.node import NodeClient
@@ -76,7 +77,7 @@ def test_once_an_object(root: Path, server: servers.FileServer, num_workers: int
     assert fetched(server) == dict.fromkeys((f"/{i:04}.bin" for i in range(NUM_OBJECTS)), 1)
     read_epoch(one, data)
     read_epoch(other, data)
-    subprocess.run([sys.executable, "-c", READ_ALL, server.url], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", READ_ALL, server.url], check=True, timeout=300)
     assert fetched(server).total() == NUM_OBJECTS
     statistics = prefeed.statistics()
     assert statistics.origin_requests == NUM_OBJECTS
@@ -86,11 +87,11 @@ def test_once_an_object(root: Path, server: servers.FileServer, num_workers: int
     assert statistics.best_hit_ratio == 1.0
 
 
-READ_ALL = """
+READ_ALL = warm.given_as_text("""
 import sys, prefeed
 loader = prefeed.DataLoader(prefeed.datasets.Objects(sys.argv[1]), batch_size=8, shuffle=True, collate_fn=list)
 assert sum(len(batch) for batch in loader) == 400
-"""
+""")
 
 
 def test_all_reads_are_counted(root: Path, server: servers.FileServer) -> None:

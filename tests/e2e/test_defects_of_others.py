@@ -183,7 +183,7 @@ def test_nothing_missing_is_an_error_at_construction(
 def test_no_variable_has_to_be_set() -> None:
     """Not one of prefeed's own, nor one of the names that other caches want."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFEED_")}
-    program = (
+    program = warm.given_as_text(
         "import prefeed.auto\n"
         "from torch.utils.data import DataLoader\n"
         "print([batch.tolist() for batch in DataLoader(range(5), batch_size=4)])\n"

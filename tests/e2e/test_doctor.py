@@ -68,16 +68,6 @@ def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def test_a_program_that_waits(program: Path) -> None:
-    found = verdict(run(program, 0.02, 0, 1, options=("--steps", "3", "--json")))
-    assert found["waiting"] > 0.5  # it does nothing else
-    assert found["perfect_speedup"] > 2
-    assert found["loader"]["dataset"] == "Slow"
-    assert found["text"].startswith("This job waits for data")
-    assert {"workers", "stage cache"} >= {finding["name"] for finding in found["findings"]}
-    assert found["best"] in ("workers", "stage cache")
-
-
 def test_a_program_that_computes(program: Path) -> None:
     found = verdict(run(program, 0, 0.1, 1, options=("--steps", "3", "--json")))
     assert found["waiting"] < 0.5
@@ -105,15 +95,17 @@ def test_shown_to_a_person(program: Path) -> None:
 
 
 def test_a_program_that_ends_too_soon(program: Path) -> None:
-    done = run(program, 0, 0, 0)
+    program.write_text("print('begins and ends')")
+    done = run(program)
     assert done.returncode == 1
-    assert done.stdout.splitlines() == ["begins", "ends"]
+    assert done.stdout == "begins and ends\n"
     assert "prefeed: the program ended before it was measured" in done.stderr
     assert "--steps with less than 3" in done.stderr
 
 
 def test_a_program_that_fails(program: Path) -> None:
-    done = run(program, "what", 0, 1)
+    program.write_text("float('what')")
+    done = run(program)
     assert done.returncode == 1
     assert "ValueError: could not convert string to float" in done.stderr
     assert "prefeed: the program ended with status 1 before it was measured" in done.stderr
@@ -161,16 +153,11 @@ def short_epochs():
                 break
 
 def looks_first():
-    loader = DataLoader(Labelled(600), batch_size=4, shuffle=True)
-    iter(loader)
+    iter(DataLoader(Labelled(600), batch_size=4, shuffle=True))
     with torch.no_grad():
         validation = Labelled(800)
         for batch in DataLoader(validation, sampler=DistributedSampler(validation, 1, 0, shuffle=False)):
             pass
-    for batch in loader:
-        train(batch)
-
-def in_a_thread():
     for batch in Threaded(Labelled(600), batch_size=4, shuffle=True):
         train(batch)
 
@@ -195,12 +182,16 @@ def unusual(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["short_epochs", "looks_first", "in_a_thread"])
+@pytest.mark.parametrize("name", ["short_epochs", "looks_first"])
 def test_loops_of_many_kinds(unusual: Path, name: str) -> None:
-    done = run(unusual, name, options=("--steps", "2", "--json"), is_impatient=name == "in_a_thread")
+    done = run(unusual, name, options=("--steps", "2", "--json"), is_impatient=name == "looks_first")
     found = verdict(done)
-    assert found["waiting"] > 0.5
+    assert found["waiting"] > 0.5  # it does nothing else
+    assert found["perfect_speedup"] > 2
+    assert found["loader"]["dataset"] == "Labelled"
     assert found["loader"]["samples"] == {"short_epochs": 48}.get(name, 600)
+    assert found["text"].startswith("This job waits for data")
+    assert found["best"] in {finding["name"] for finding in found["findings"]} <= {"workers", "cache", "stage cache"}
     assert "Traceback" not in done.stderr
 
 
