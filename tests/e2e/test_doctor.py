@@ -191,7 +191,7 @@ def test_loops_of_many_kinds(unusual: Path, name: str) -> None:
     assert found["loader"]["dataset"] == "Labelled"
     assert found["loader"]["samples"] == {"short_epochs": 48}.get(name, 600)
     assert found["text"].startswith("This job waits for data")
-    assert found["best"] in {finding["name"] for finding in found["findings"]} <= {"workers", "cache", "stage cache"}
+    assert found["best"] in {finding["name"] for finding in found["findings"]}
     assert "Traceback" not in done.stderr
 
 
