@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import warm
+
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +19,7 @@ PAGE = ROOT / "docs" / "mindspore-parity.md"
 SECTION = re.compile(r"^### .*?\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`(tests/e2e/test_mindspore_parity_\w+\.py)`")
 NAME = re.compile(r"`(test_\w+)(?:\[(\w+)\])?`")
+COLLECT = warm.given_as_text("import pytest; pytest.console_main()")
 
 
 def sections() -> dict[str, list[tuple[str, str]]]:
@@ -52,7 +55,7 @@ def test_parameters_exist() -> None:
     wanted = {
         f"{file}::{name}[{parameter}]" for file, named in sections().items() for name, parameter in named if parameter
     }
-    line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--rootdir", str(ROOT), *sections()]
+    line = [sys.executable, "-c", COLLECT, "--collect-only", "-q", "--rootdir", str(ROOT), *sections()]
     listed = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert listed.returncode == 0, listed.stdout + listed.stderr
     assert wanted
