@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +329,12 @@ def test_what_is_damaged_is_fetched_again(root: Path, origin: servers.FileServer
     on_disk()
     statistics = prefeed.statistics()
     assert failures() == ({"store-damaged": 1} if damage == "index" else {})
-    lost = {"values": 20, "cut": NUM_OBJECTS - 2 * MIB // (OBJECT_BYTES + 24), "garbage": NUM_OBJECTS, "index": NUM_OBJECTS}
+    lost = {
+        "values": 20,
+        "cut": NUM_OBJECTS - 2 * MIB // (OBJECT_BYTES + 24),
+        "garbage": NUM_OBJECTS,
+        "index": NUM_OBJECTS,
+    }
     assert statistics.origin_requests == lost[damage]
     assert statistics.disk.corrupt == (0 if damage == "index" else lost[damage])
 
