@@ -2,16 +2,18 @@
 
 ::
 
-    header   table: offset (8), buckets (8)
+    header   table: offset (8), buckets (8), checksum of both (8)
     table    buckets of 8 records, 256 bytes each
     record   key (16), offset (8), length (4), segment (2), flags (2)
 
 A key has two buckets, which its two halves name, and is in one of them. A lookup reads a bucket with one ``pread`` and searches
 it. There is no lock: a record that is read while it is written, or before its entry is freed, names a place where the
-entry's trailer is not found, and that is a miss.
+entry's trailer is not found, and that is a miss. A new key goes to the first of its buckets until that is half full, and
+then to the emptier one: so most lookups read one bucket, and a table is about two thirds full before it is doubled.
 
 A key that finds both buckets full doubles the table. The new table is written whole before the header names it, and the
-old one is punched out afterwards. A reader that still uses the old one finds nothing there and reads the header again.
+old one is punched out afterwards. A reader that still uses the old one finds nothing there and reads the header again. A
+header that is damaged, or read while it is written, does not fit its checksum and names no table.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_digest
 
 from prefeed.system.files import punch
 
 _RECORD: Final = struct.Struct("<QIHH")
-_HEADER: Final = struct.Struct("<QQ")
+_HEADER: Final = struct.Struct("<QQ8s")
+_TABLE: Final = struct.Struct("<QQ")
 _HALVES: Final = struct.Struct("<QQ")
 _KEY_BYTES: Final = 16
 _RECORD_BYTES: Final = 32
@@ -42,6 +46,9 @@ _LEAST_FULL: Final = 0.25
 """A table is doubled only if this share of it is in use: keys that are no hashes would double it for ever."""
 
 _NEARLY_FULL: Final = 0.5
+_FEW_FREE: Final = 4
+"""A bucket with fewer free records takes a new key only if the key's other bucket has no more."""
+
 
 _RECORDS: Final = np.dtype(
     [("low", "<u8"), ("high", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("segment", "<u2"), ("flags", "<u2")]
@@ -75,8 +82,10 @@ class IndexReader:
         Raises:
             OSError: The file cannot be read.
         """
+        if len(key) != _KEY_BYTES or key == _NO_KEY:
+            return None
         place = self._look_up(key)
-        if place is None and self._read_header():
+        while place is None and self._read_header():
             place = self._look_up(key)
         return place
 
@@ -107,9 +116,12 @@ class IndexReader:
         header = os.pread(self._descriptor, _HEADER.size, 0)
         if len(header) < _HEADER.size:
             return False
-        start, buckets = _HEADER.unpack(header)
-        before, self._table = self._table, (start, max(0, buckets - 1))
-        return self._table != before
+        start, buckets, checksum = _HEADER.unpack(header)
+        table = (start, buckets - 1)
+        if table == self._table or checksum != xxh3_64_digest(header[: _TABLE.size]):
+            return False
+        self._table = table
+        return True
 
     def _read_table(self) -> npt.NDArray[np.void]:
         start, mask = self._table
@@ -143,12 +155,14 @@ class Index(IndexReader):
         size_bytes = os.fstat(descriptor).st_size
         start, mask = self._table
         end = start + (mask + 1) * _BUCKET_BYTES
-        is_whole = start >= _HEADER_BYTES and not (mask + 1) & mask and end <= size_bytes
+        is_whole = start >= _HEADER_BYTES and end <= size_bytes
         self.was_damaged: bool = size_bytes > 0 and not is_whole
         self._num_entries = 0
         if is_whole:
-            self._num_entries = int(np.count_nonzero(_in_use(self._read_table())))
             punch(descriptor, _HEADER_BYTES, start - _HEADER_BYTES)  # a table that was replaced just before a kill
+            os.ftruncate(descriptor, end)  # a table that a kill kept from being published
+            self._num_entries = int(np.count_nonzero(_in_use(self._read_table())))
+            self.discard(self._are_misplaced())
         else:
             self.clear()
 
@@ -158,12 +172,12 @@ class Index(IndexReader):
     def put(self, key: bytes, place: Place) -> Place | None:
         """Add an entry, or replace its place; return the place that is not named any more, None if there is none.
 
-        Where the table has no room for the key, that is the new place.
+        Where the table has no room for the key, that is the new place. If an error is raised, nothing has changed.
         """
         record = key + _RECORD.pack(*place)
         while True:
             start, mask = self._table
-            free = -1
+            free: list[int] = []
             for half in _HALVES.unpack(key):
                 bucket_start = start + (half & mask) * _BUCKET_BYTES
                 bucket = os.pread(self._descriptor, _BUCKET_BYTES, bucket_start)
@@ -171,10 +185,11 @@ class Index(IndexReader):
                 if at >= 0:
                     os.pwrite(self._descriptor, record, bucket_start + at)
                     return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
-                if free < 0:
-                    free = next((bucket_start + at for at in _ROWS if bucket[at : at + _KEY_BYTES] == _NO_KEY), -1)
-            if free >= 0:
-                os.pwrite(self._descriptor, record, free)
+                if len(free) < _FEW_FREE:
+                    others = [bucket_start + at for at in _ROWS if bucket[at : at + _KEY_BYTES] == _NO_KEY]
+                    free = max(free, others, key=len)
+            if free:
+                os.pwrite(self._descriptor, record, free[0])
                 self._num_entries += 1
                 return None
             if self._num_entries < _LEAST_FULL * _BUCKET_RECORDS * (mask + 1):
@@ -183,6 +198,8 @@ class Index(IndexReader):
 
     def remove(self, key: bytes) -> Place | None:
         """Remove an entry, and return its place; None if it is not held."""
+        if len(key) != _KEY_BYTES or key == _NO_KEY:
+            return None
         start, mask = self._table
         for half in _HALVES.unpack(key):
             bucket_start = start + (half & mask) * _BUCKET_BYTES
@@ -194,12 +211,20 @@ class Index(IndexReader):
                 return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
         return None
 
-    @property
-    def growth_bytes(self) -> int:
-        """What the file may grow by with the next entry: much when the table is nearly full."""
-        num_buckets = self._table[1] + 1
-        is_nearly_full = self._num_entries > _NEARLY_FULL * _BUCKET_RECORDS * num_buckets
-        return 2 * num_buckets * _BUCKET_BYTES if is_nearly_full else 0
+    def discard(self, chosen: npt.NDArray[np.bool_]) -> None:
+        """Remove records, chosen from those that ``places`` returns: damage can give two of them one key."""
+        rows = np.flatnonzero(_in_use(self._read_table().reshape(-1)))[chosen]
+        for row in rows.tolist():
+            os.pwrite(self._descriptor, _EMPTY, self._table[0] + row * _RECORD_BYTES)
+        self._num_entries -= len(rows)
+
+    def growth_bytes(self, num_entries: int = 1) -> int:
+        """Return what the file may grow by with so many more entries: much when the table is nearly full."""
+        before = buckets = self._table[1] + 1
+        while self._num_entries + num_entries > _NEARLY_FULL * _BUCKET_RECORDS * buckets:
+            buckets *= 2
+        # The table of half the size is still there when the last one is written.
+        return (buckets + buckets // 2 - before) * _BUCKET_BYTES if buckets > before else 0
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -218,15 +243,27 @@ class Index(IndexReader):
         moves = (half & np.uint64(old_buckets)) != 0
         new[:old_buckets] = np.where(moves, np.zeros((), dtype=_RECORDS), old)
         new[old_buckets:] = np.where(moves, old, np.zeros((), dtype=_RECORDS))
-        self._publish(new, old_start + old.nbytes)
+        try:
+            self._publish(new, old_start + old.nbytes)
+        except OSError:
+            os.ftruncate(self._descriptor, old_start + old.nbytes)
+            raise
         punch(self._descriptor, old_start, old.nbytes)
+
+    def _are_misplaced(self) -> npt.NDArray[np.bool_]:
+        """Return which records are in buckets that their keys do not name: no lookup finds them."""
+        mask, places = np.uint64(self._table[1]), self.places()
+        number = (np.flatnonzero(_in_use(self._read_table().reshape(-1))) // _BUCKET_RECORDS).astype(np.uint64)
+        misplaced: npt.NDArray[np.bool_] = (places["low"] & mask != number) & (places["high"] & mask != number)
+        return misplaced
 
     def _publish(self, table: npt.NDArray[np.void], start: int) -> None:
         data = table.reshape(-1).view(np.uint8).data
         done = 0
         while done < len(data):
             done += os.pwrite(self._descriptor, data[done:], start + done)
-        os.pwrite(self._descriptor, _HEADER.pack(start, len(table)), 0)
+        header = _TABLE.pack(start, len(table))
+        os.pwrite(self._descriptor, header + xxh3_64_digest(header), 0)
         self._table = (start, len(table) - 1)
 
 
@@ -235,7 +272,7 @@ def _find_record(bucket: bytes, key: bytes) -> int:
     at = bucket.find(key)
     while at > 0 and at % _RECORD_BYTES:
         at = bucket.find(key, at + 1)
-    return at
+    return at if at + _RECORD_BYTES <= len(bucket) else -1
 
 
 def _in_use(table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
@@ -19,6 +20,10 @@ TRANSIENT: Final = 1
 
 _INDEX_BYTES: Final = 64
 """Of the index for one entry, when its table is half full."""
+
+_MOST_VALUE_BYTES: Final = 2**32 - 1
+_UNREADABLE: Final = (OSError, IndexError, OverflowError, MemoryError)
+"""What reading a place raises that a damaged record names."""
 
 Corrupt = Callable[[bytes], None]
 
@@ -58,7 +63,7 @@ class LogReader:
                 return None
             offset, length, segment, _ = place
             value = read_value(self._segments[segment], key, offset, length, verify=self._verify)
-        except (OSError, IndexError, OverflowError):
+        except _UNREADABLE:
             value = None
         if value is None and self._on_corrupt is not None:
             self._on_corrupt(key)
@@ -72,19 +77,31 @@ class LogReader:
     def read_into(self, key: bytes, target: memoryview, start: int = 0) -> int | None:
         """Copy a part of a value; return how many bytes, fewer at its end; None if the tier does not hold the value.
 
-        Parts are not compared with checksums.
+        A reader that verifies reads the whole value.
 
         Args:
             key: Of the value.
             target: Bytes that are written over; their contents are undefined after None.
             start: First byte of the part.
+
+        Raises:
+            ValueError: ``start`` is negative.
         """
+        if start < 0:
+            raise ValueError(f"a part of a value starts at byte 0 or later, not at {start}")
+        if self._verify:
+            value = self.get(key)
+            if value is None:
+                return None
+            part = memoryview(value)[start : start + len(target)]
+            target[: len(part)] = part
+            return len(part)
         place = self._find(key)
         if place is None:
             return None
         try:
             return read_into(self._segments[place.segment], key, place.offset, place.length, start, target)
-        except (OSError, IndexError, OverflowError):
+        except _UNREADABLE:
             return None
 
     def _find(self, key: bytes) -> Place | None:
@@ -107,7 +124,7 @@ class LogWriter:
         sums: Give values checksums.
 
     Attributes:
-        num_impossible: Records found that named no place in the segments, and were removed.
+        num_impossible: Records found that named no place in the segments, or shared a key, and were removed.
 
     Raises:
         OSError: The files cannot be read or written.
@@ -126,15 +143,16 @@ class LogWriter:
         self._value_bytes = int(places["length"].sum(dtype=np.int64))
 
     def _drop_impossible(self, segments: Sequence[int]) -> int:
-        """Remove records that name no place in the segments, and return how many: a power cut can leave any."""
+        """Remove records that name no place in the segments, or share a key, and return how many: a power cut can leave any."""
         places = self._index.places()
         ends = np.zeros(len(places), dtype=np.uint64)
         for number, descriptor in enumerate(segments):
             ends[places["segment"] == number] = os.fstat(descriptor).st_size
         needed = places["length"].astype(np.uint64) + np.uint64(TRAILER_BYTES)
         wrong = (places["offset"] > ends) | (needed > ends - np.minimum(places["offset"], ends))
-        for record in places[wrong]:
-            self._index.remove(record.tobytes()[:ENTRY_KEY_BYTES])
+        _, number, counts = np.unique(places["low"], return_inverse=True, return_counts=True)
+        wrong |= counts[number] > 1
+        self._index.discard(wrong)
         return int(np.count_nonzero(wrong))
 
     @property
@@ -159,35 +177,51 @@ class LogWriter:
 
     def free_bytes(self) -> int:
         """Return what values may still cost together, as ``stored_bytes`` counts."""
-        return self.budget_bytes - self.file_bytes() - self._index.growth_bytes
+        return self.budget_bytes - self.file_bytes() - self._index.growth_bytes()
 
     def put_many(self, items: Sequence[tuple[bytes, Buffer, bool]]) -> None:
         """Store values, or none of them; a value replaces the one that has its key. The third part of an item: it is transient.
 
         Raises:
-            ValueError: A key is not 16 bytes long; nothing is stored.
-            TierFullError: There is no room; nothing is stored.
+            ValueError: A key is not 16 bytes long, or all zeros; nothing is stored.
+            TierFullError: There is no room; nothing is stored. Where a file may not be larger, all values are freed.
         """
         for key, _, _ in items:
             if len(key) != ENTRY_KEY_BYTES:
                 raise ValueError(f"a key has {ENTRY_KEY_BYTES} bytes, not {len(key)}: {key!r}")
+            if not any(key):
+                raise ValueError(f"a key of {ENTRY_KEY_BYTES} zeros is the mark of a free record")
         sizes = [value.nbytes if isinstance(value, memoryview) else len(value) for _, value, _ in items]
         needed = sum(map(stored_bytes, sizes))
-        if needed > self.free_bytes():
+        room = self.budget_bytes - self.file_bytes() - self._index.growth_bytes(len(items))
+        what = f"no room for {len(items)} values of {needed} bytes together"
+        if needed > room or max(sizes, default=0) > _MOST_VALUE_BYTES:
             taken = self.file_bytes()
             raise TierFullError(
-                f"no room for {len(items)} values of {needed} bytes together: {taken} of {self.budget_bytes} bytes are taken",
+                f"{what}: {taken} of {self.budget_bytes} bytes are taken, and a value has at most {_MOST_VALUE_BYTES}",
                 needed_bytes=needed, used_bytes=taken, capacity_bytes=self.budget_bytes,
             )  # fmt: skip
-        segment = self._segments[0]
         try:
-            offsets = segment.append([(key, value) for key, value, _ in items])
+            offsets = self._segments[0].append([(key, value) for key, value, _ in items])
         except OSError as err:
-            raise TierFullError(f"no room for {len(items)} values of {needed} bytes together: {err}") from err
+            if err.errno == errno.EFBIG:
+                self.clear()  # the segment begins anew
+            raise TierFullError(f"{what}: {err}") from err
         self._value_bytes += needed - len(items) * stored_bytes(0)
         flags = [TRANSIENT if transient else 0 for _, _, transient in items]
-        places = map(Place, offsets, sizes, repeat(0), flags)
-        replaced = [self._index.put(key, place) for (key, _, _), place in zip(items, places, strict=True)]
+        places = list(map(Place, offsets, sizes, repeat(0), flags))
+        replaced: list[Place | None] = []
+        try:
+            for (key, _, _), place in zip(items, places, strict=True):
+                replaced.append(self._index.put(key, place))
+        except OSError as err:
+            for (key, _, _), place, before in reversed(list(zip(items, places, replaced, strict=False))):
+                if before is None:
+                    self._index.remove(key)
+                elif before != place:
+                    self._index.put(key, before)
+            self._free(iter(places))
+            raise TierFullError(f"{what}: {err}") from err
         self._free(place for place in replaced if place is not None)
 
     def free_many(self, keys: Sequence[bytes]) -> None:

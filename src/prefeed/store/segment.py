@@ -118,6 +118,8 @@ class Segment:
         self._sums = sums
         starts = np.asarray(offsets, dtype=np.int64)
         ends = starts + np.asarray(lengths, dtype=np.int64) + TRAILER_BYTES
+        if not len(starts):
+            os.ftruncate(descriptor, 0)  # file systems limit offsets
         self._end = os.fstat(descriptor).st_size
         self._punch_gaps(starts, ends)
         # Entries on each page that an entry begins or ends on. Other pages of an entry are its own.
@@ -146,7 +148,7 @@ class Segment:
         try:
             self._write(parts)
         except OSError:
-            punch(self.descriptor, self._end, end - self._end)
+            os.ftruncate(self.descriptor, self._end)
             raise
         entries_on = self._entries_on
         for start, stop in pairwise([*offsets, end]):
@@ -179,7 +181,8 @@ class Segment:
         """Free everything: readers find nothing any more."""
         os.ftruncate(self.descriptor, 0)
         self._entries_on.clear()
-        # A reader with an old place finds no entry at it: places are not used twice.
+        # A reader with an old place finds no entry at it, or one that does not fit the checksum.
+        self._end = 0 if self._sums else self._end
         os.ftruncate(self.descriptor, self._end)
 
     def _punch_gaps(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
