@@ -228,9 +228,12 @@ class Index(IndexReader):
 
     def clear(self) -> None:
         """Remove all entries."""
+        start, mask = self._table
         os.ftruncate(self._descriptor, 0)
         self._num_entries = 0
-        self._publish(np.zeros((_FIRST_BUCKETS, _BUCKET_RECORDS), dtype=_RECORDS), _HEADER_BYTES)
+        # A table is never where an earlier one was: a reader that missed in that one would take the header as unchanged.
+        start = max(_HEADER_BYTES, start + (mask + 1) * _BUCKET_BYTES)
+        self._publish(np.zeros((_FIRST_BUCKETS, _BUCKET_RECORDS), dtype=_RECORDS), start)
 
     def _grow(self) -> None:
         """Double the table: each record stays in its row of the bucket, or moves to that row of the new bucket."""

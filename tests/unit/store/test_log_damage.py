@@ -67,7 +67,12 @@ def test_torn_records(tier: LogTier) -> None:
     for old, new in ((states[0], states[1]), (bytes(len(states[1])), states[1]), (states[1], bytes(len(states[1])))):
         for at in range(4096, len(new), RECORD_BYTES):
             for cut in range(1, RECORD_BYTES):
-                torn = states[1][:at] + new[at : at + cut] + old[at + cut : at + RECORD_BYTES] + states[1][at + RECORD_BYTES :]
+                torn = (
+                    states[1][:at]
+                    + new[at : at + cut]
+                    + old[at + cut : at + RECORD_BYTES]
+                    + states[1][at + RECORD_BYTES :]
+                )
                 if torn != states[1]:
                     write(tier.index, torn)
                     write(tier.segment, segment)
@@ -84,7 +89,11 @@ def test_torn_headers(tier: LogTier) -> None:
     after = files[0][:HEADER_BYTES]
     assert before != after
     headers = [after[:cut] + before[cut:] for cut in range(HEADER_BYTES)]
-    headers += [bytes([*after[:at], after[at] ^ flipped, *after[at + 1 :]]) for at in range(HEADER_BYTES) for flipped in (1, 128)]
+    headers += [
+        bytes([*after[:at], after[at] ^ flipped, *after[at + 1 :]])
+        for at in range(HEADER_BYTES)
+        for flipped in (1, 128)
+    ]
     for header in headers:
         write(tier.index, header + files[0][HEADER_BYTES:])
         write(tier.segment, files[1])
@@ -116,7 +125,7 @@ def test_files_cut_short(tier: LogTier) -> None:
     put(tier, values)
     files = {"index": contents(tier.index), "segment": contents(tier.segment)}
     for which, data in files.items():
-        for size in [*range(0, 40), *range(4096, len(data), 97)]:
+        for size in [*range(40), *range(4096, len(data), 97)]:
             write(tier.index, files["index"])
             write(tier.segment, files["segment"])
             os.ftruncate(getattr(tier, which), size)
@@ -134,7 +143,9 @@ def test_records_that_name_anything(tier: LogTier) -> None:
         damaged = bytearray(files[0])
         for _ in range(rng.choice((1, 30))):
             record = rng.randrange(start, len(damaged), RECORD_BYTES) + rng.choice((0, 16))
-            damaged[record : record + 16] = rng.choice((rng.randbytes(16), bytes(16), b"\xff" * 16, files[0][start : start + 16]))
+            damaged[record : record + 16] = rng.choice(
+                (rng.randbytes(16), bytes(16), b"\xff" * 16, files[0][start : start + 16])
+            )
         write(tier.index, bytes(damaged))
         write(tier.segment, files[1])
         assert_recovers(tier, values)
