@@ -210,8 +210,8 @@ ATTACKS: list[Callable[[LogWriter], None]] = [
     _free, _free_all, _replace, _replace_by_a_shorter_one, _clear, _clear_and_fill_with_others, _clear_and_put_others_first,
     _grow, _grow_and_clear,
 ]  # fmt: skip
-NUM_CALLS = 5
-"""A lookup in one bucket, three parts of the value, and its trailer."""
+NUM_CALLS = 8
+"""A lookup in two buckets of a table that was cleared, the header, a lookup, three parts of the value, and its trailer."""
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -228,6 +228,8 @@ def test_a_reader_suspended_at_every_step(tier: LogTier, is_part: bool) -> None:
     counts = {"hits": 0, "misses": 0}
     writer = tier.writer()
     with child_running(read_when_told, tier) as (process, pipe):
+        pipe.send((KEY, is_part, 0))
+        pipe.recv()
         for attack in ATTACKS:
             for call in range(1, NUM_CALLS + 1):
                 writer.clear()

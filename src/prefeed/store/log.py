@@ -150,8 +150,8 @@ class LogWriter:
             ends[places["segment"] == number] = os.fstat(descriptor).st_size
         needed = places["length"].astype(np.uint64) + np.uint64(TRAILER_BYTES)
         wrong = (places["offset"] > ends) | (needed > ends - np.minimum(places["offset"], ends))
-        _, number, counts = np.unique(places["low"], return_inverse=True, return_counts=True)
-        wrong |= counts[number] > 1
+        _, groups, counts = np.unique(places["low"], return_inverse=True, return_counts=True)
+        wrong |= counts[groups] > 1
         self._index.discard(wrong)
         return int(np.count_nonzero(wrong))
 
