@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -266,12 +266,10 @@ class DiskTier:
         room_bytes = min(self._writer.free_bytes(), self._free_disk_bytes())
         ends = np.cumsum([stored_bytes(value_size(data)) for _, data in group])
         fitting = int(np.searchsorted(ends, room_bytes, side="right"))
-        with self._store_lock:
-            try:
-                self._writer.put_many([(key, data, False) for key, data in group[:fitting]])
-            except TierFullError:
-                return 0
-        return fitting
+        with self._changing(), contextlib.suppress(TierFullError):
+            self._writer.put_many([(key, data, False) for key, data in group[:fitting]])
+            return fitting
+        return 0
 
     def _free_unnamed(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
         """Delete as much as the group takes of what no dataset in use names; False when there is nothing to be had so."""
@@ -281,7 +279,7 @@ class DiskTier:
         self._look_for_unnamed()
         before = self._writer.num_entries
         count = _LEAST_FREED + int(_FREED_FOR_EACH * needed * before / max(1, self._writer.value_bytes))
-        with self._store_lock:
+        with self._changing():
             self._writer.free_many(self._doomed[-count:])
         del self._doomed[-count:]
         return self._writer.num_entries < before
@@ -308,17 +306,23 @@ class DiskTier:
     def _clear(self, keys: list[memoryview] | None) -> ClearResult:
         before, before_bytes = self._writer.num_entries, self._writer.value_bytes
         if keys is None:
-            with self._store_lock:
+            with self._changing():
                 self._writer.clear()
         else:
             held = self.keys()
             index = KeyIndex(held)
             found = [index.match(part)[0] for part in keys]
             doomed = [held[at] for at in np.unique(np.concatenate(found)).tolist()] if found else []
-            with self._store_lock:
+            with self._changing():
                 self._writer.free_many(doomed)
         self._skip, self._doomed, self._doomed_by = 0, [], -1
         return ClearResult(entries=before - self._writer.num_entries, bytes=before_bytes - self._writer.value_bytes)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Keep other threads from the entries while they change; an operation that the disk fails is left undone."""
+        with self._store_lock, contextlib.suppress(OSError):
+            yield
 
     def _suspect(self, key: bytes) -> None:
         with self._changed:
@@ -328,7 +332,7 @@ class DiskTier:
     def _free_corrupt(self, key: bytes) -> None:
         """Free a value that is not as it was written; one that was freed or replaced while it was read is no such value."""
         if self._reader.size_of(key) is not None and LogReader(*self._descriptors, verify=True).get(key) is None:
-            with self._store_lock:
+            with self._changing():
                 self._writer.free_many([key])
             self._corrupt += 1
 
