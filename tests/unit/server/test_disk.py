@@ -25,12 +25,12 @@ def failing(*_: object) -> None:
 def test_a_disk_that_fails(tmp_path: Path, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = DiskTier(tmp_path / "objects", budget_bytes=1 << 20, min_free_bytes=0)
     tier.offer(key_of(1), value_of(1, 1000))
-    assert wait_until(lambda: len(tier.keys()) == 1)
+    assert wait_until(lambda: len(tier.keys()) == 1, timeout_seconds=30)
     with monkeypatch.context() as broken:
         broken.setattr(LogWriter, operation, failing)
         if operation == "put_many":
             tier.offer(key_of(2), value_of(2, 1000))
-            assert wait_until(lambda: tier.num_refused == 1)
+            assert wait_until(lambda: tier.num_refused == 1, timeout_seconds=30)
         else:
             keys = [memoryview(key_of(1))] if operation == "free_many" else None
             assert cleared(tier, keys) == ClearResult(entries=0, bytes=0)
@@ -43,5 +43,5 @@ def cleared(tier: DiskTier, keys: list[memoryview] | None) -> ClearResult:
     results: list[ClearResult] = []
     then: Callable[[ClearResult], None] = results.append
     tier.clear(keys, then)
-    assert wait_until(lambda: bool(results))
+    assert wait_until(lambda: bool(results), timeout_seconds=30)
     return results[0]
