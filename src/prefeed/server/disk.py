@@ -274,8 +274,8 @@ class DiskTier:
     def _free_unnamed(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
         """Delete as much as the group takes of what no dataset in use names; False when there is nothing to be had so."""
         needed = sum(stored_bytes(value_size(data)) for _, data in group)
-        if self._is_closing or self._free_disk_bytes() < needed:
-            return False  # catalogues are about to be closed, and then name nothing; or deleting would make no room
+        if self._is_closing or self._free_disk_bytes() < needed or self._writer.free_bytes() >= needed:
+            return False  # catalogues are about to be closed, and then name nothing; or deleting would not help
         self._look_for_unnamed()
         before = self._writer.num_entries
         count = _LEAST_FREED + int(_FREED_FOR_EACH * needed * before / max(1, self._writer.value_bytes))
