@@ -78,7 +78,6 @@ def _begin() -> None:
         if not current().enabled:
             return
         interception, patch = _parts()
-        counters.note(counters.IMPORTED, "torch")
         _speak()
         interception.install()
         patch.enable()
@@ -111,7 +110,6 @@ def _begin_framework(module: str) -> None:
             return
         from prefeed import interception
 
-        counters.note(counters.IMPORTED, module.partition(".")[0])
         _speak()
         interception.install()
         hooks.serve(module)

@@ -75,7 +75,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-NOTHING = "prefeed: neither torch nor another framework with loaders was imported\n"
+NOTHING = "prefeed: no loaders served\n"
 
 
 def reads() -> int:

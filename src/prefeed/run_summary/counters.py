@@ -9,32 +9,24 @@ and continues in the file of a process that has ended, so there are as many file
 from __future__ import annotations
 
 import fcntl
-import importlib
 import mmap
 import os
 import struct
 import threading
-import time
+from itertools import count
 
-_MAX_PROCESSES = 4096
-_NUM_ENTRIES = 128
-_ENTRY = struct.Struct("=504sq")
-_KEY_BYTES = _ENTRY.size - 8
+_NUM_ENTRIES, _KEY_BYTES = 128, 504
+_ENTRY = struct.Struct(f"={_KEY_BYTES}sq")
 
-NUMBERS = (
-    "hits", "late_or_missed", "direct_reads", "reads_in_own_threads", "cache_bytes", "origin_bytes",
-    "loop_ns", "waited_ns", "start_ns", "start_waits",
-)  # fmt: skip
-HITS, LATE, DIRECT, OWN_THREADS, CACHE_BYTES, ORIGIN_BYTES, LOOP_NS, WAITED_NS, START_NS, START_WAITS = NUMBERS
-"""Reads by outcome, and direct reads in threads that no sample started. Time of epochs, and the waiting time in it.
-Time before the first epoch, and context switches in it."""
+NUMBERS = "hits late_or_missed direct_reads reads_in_own_threads cache_bytes origin_bytes loop_ns waited_ns".split()
+HITS, LATE, DIRECT, OWN_THREADS, CACHE_BYTES, ORIGIN_BYTES, LOOP_NS, WAITED_NS = NUMBERS
+"""Reads by outcome, and direct reads in threads that no sample started. Time of epochs, and the waiting time in it."""
 
-IMPORTED, SERVED, REFUSED, OPENED = "frameworks", "served", "not_served", "bypassed"
-"""First part of a key: a framework; a loader; a loader and the reason; a call that bypassed the cache and its place."""
+SERVED, REFUSED, OPENED = "served", "not_served", "bypassed"
+"""First part of a key: a loader; a loader and the reason; a call that bypassed the cache and its place."""
 
 _lock = threading.RLock()
 _directory = ""
-_began_ns = 0  # 0 after the first epoch, and in forked children
 _map: mmap.mmap | None = None
 _kept: list[mmap.mmap | None] = []  # maps of parents, because closing one would close a descriptor that may be reused
 _slots: dict[str, int] = {}
@@ -43,8 +35,8 @@ _numbers = memoryview(b"")
 
 def begin(directory: str) -> None:
     """Count in this process and in its later forks. An empty directory stops counting."""
-    global _directory, _began_ns, _map, _numbers, _slots
-    _directory, _began_ns, _map, _numbers, _slots = directory, time.monotonic_ns(), None, memoryview(b""), {}
+    global _directory, _map, _numbers, _slots
+    _directory, _map, _numbers, _slots = directory, None, memoryview(b""), {}
 
 
 def is_counting() -> bool:
@@ -68,21 +60,8 @@ def note(*parts: str) -> None:
         add(key)
 
 
-def begin_epoch() -> None:
-    """Count the time before the first epoch of this process."""
-    global _began_ns
-    if _began_ns and START_NS not in _slots:
-        add(START_NS, time.monotonic_ns() - _began_ns)
-        add(START_WAITS, importlib.import_module("resource").getrusage(0).ru_nvcsw)
-    _began_ns = 0
-
-
 def sums(directory: str) -> tuple[dict[str, int], int]:
-    """Return the sums of a program's counters by key, and the number of files that have times of epochs.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
+    """Return the sums of a program's counters by key, and the number of files that have times of epochs."""
     found: dict[str, int] = {}
     num_loops = 0
     for name in os.listdir(directory):
@@ -101,7 +80,10 @@ def _add_slot(key: str) -> int | None:
     """Return the index of a new counter among the 64-bit numbers of the file; None if the file is full or missing."""
     global _directory
     with _lock:
-        if _map is None and not _claim():
+        try:
+            if _map is None:
+                _claim()
+        except OSError:
             _directory = ""  # the program has ended, or the file system is full
         if _map is not None and key not in _slots and len(_slots) < _NUM_ENTRIES:
             start, name = len(_slots) * _ENTRY.size, key.encode("utf-8", "replace")[:_KEY_BYTES]
@@ -110,34 +92,28 @@ def _add_slot(key: str) -> int | None:
         return _slots.get(key)
 
 
-def _claim() -> bool:
+def _claim() -> None:
     """Map the first file of the directory that no living process has locked."""
     global _map, _numbers, _slots
-    for number in range(_MAX_PROCESSES):
-        try:
-            file = os.open(f"{_directory}/counts-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return False
+    for number in count():
+        file = os.open(f"{_directory}/counts-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(file, 0, _NUM_ENTRIES * _ENTRY.size)  # a full file system would be a SIGBUS later
             _map = mmap.mmap(file, 0)  # duplicates the descriptor, which keeps the lock
             _numbers = memoryview(_map).cast("q")
             _slots = {key: (place * _ENTRY.size + _KEY_BYTES) // 8 for place, key in enumerate(_entries(_map))}
-            return True
+            return
         except BlockingIOError:
             continue
-        except OSError:
-            return False
         finally:
             os.close(file)
-    return False
 
 
 def _begin_forked() -> None:
-    global _began_ns, _map, _slots, _lock
+    global _map, _slots, _lock
     _kept.append(_map)
-    _began_ns, _map, _slots, _lock = 0, None, {}, threading.RLock()
+    _map, _slots, _lock = None, {}, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_begin_forked)

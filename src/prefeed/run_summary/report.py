@@ -23,10 +23,7 @@ from prefeed.system.units import format_bytes
 RUN, COUNTS, JSON = "PREFEED_RUN", "PREFEED_RUN_COUNTS", "PREFEED_RUN_JSON"
 """Variables: process id and runtime directory of ``prefeed run``; directory of the counters; file for ``--json``."""
 
-_STORE_URL = re.compile(r"(?:^|=)((?:s3|gs|az):/)/(?:[^/]*@)?([^?#\s]+)")
 _RANK = re.compile(r", rank \d+(?=\)|\t|$)")
-_LONG_START_SECONDS, _LONG_START_SHARE, _MANY_WAITS = 10.0, 0.1, 1000
-"""A scan of file names waits once or twice for each; the import of torch waits some tens of times."""
 
 
 def begin() -> str:
@@ -83,9 +80,8 @@ def _stderr_file() -> tuple[int, int]:
 
 def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seconds: float) -> dict[str, Any]:
     """Convert the counters of a program to the object that ``--json`` writes."""
-    facts: dict[str, Any] = dict.fromkeys(counters.NUMBERS, 0)
-    facts |= {"version": 2, "program": program, "seconds": seconds, "processes": num_loops}
-    facts |= {counters.IMPORTED: [], counters.SERVED: [], counters.REFUSED: {}, counters.OPENED: {}}
+    facts: dict[str, Any] = {"version": 2, "program": program, "seconds": seconds, "processes": num_loops}
+    facts |= {key: 0 for key in counters.NUMBERS} | {counters.SERVED: [], counters.REFUSED: {}, counters.OPENED: {}}
     for key, number in counts.items():
         kind, *parts = _RANK.sub("", key).split("\t")
         if not parts:
@@ -94,7 +90,7 @@ def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seco
             facts[kind][" ".join(parts)] = number
         elif kind == counters.REFUSED:
             facts[kind].setdefault(parts[0], {})[parts[1]] = None
-        elif parts[0] not in facts[kind]:
+        elif parts[0] not in facts[kind]:  # another rank's
             facts[kind] += parts
     refused = facts[counters.REFUSED].items()
     facts[counters.REFUSED] = {name: list(whys) for name, whys in refused if name not in facts[counters.SERVED]}
@@ -103,42 +99,27 @@ def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seco
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
     """Return the lines of the run summary. The first is about the loaders."""
-    hits, late, direct, own_threads, cache_bytes, origin_bytes, *times = (facts[name] for name in counters.NUMBERS)
-    loop, waited, start = (nanoseconds / 1e9 for nanoseconds in times[:3])
-    frameworks, served, refused, opened = (
-        facts[kind] for kind in (counters.IMPORTED, counters.SERVED, counters.REFUSED, counters.OPENED)
-    )
-    seconds, processes, num_reads = facts["seconds"], max(1, facts["processes"]), hits + late + direct
+    hits, late, direct, own_threads, cache_bytes, origin_bytes, loop_ns, waited_ns = map(facts.get, counters.NUMBERS)
+    served, refused, opened = facts[counters.SERVED], facts[counters.REFUSED], facts[counters.OPENED]
     lines = [f"{len(served) or 'no'} loader{'s' * (len(served) != 1)} served: {', '.join(served)}".removesuffix(": ")]
     if refused:
-        whys = [f"{name}: {' / '.join(reasons)}" for name, reasons in refused.items()]
-        lines[0] += f"; {len(refused)} not: {'; '.join(whys)}"
-    elif not served:
-        lines[0] = f"no loader that prefeed serves was used of {', '.join(frameworks)}"
-        if not frameworks:
-            lines[0] = "neither torch nor another framework with loaders was imported"
-    if num_reads:
+        lines[0] += f"; {len(refused)} not: " + "; ".join(f"{name}: {' / '.join(refused[name])}" for name in refused)
+    if num_reads := hits + late + direct:
         lines.append(
             f"{num_reads:,} reads: {hits:,} hits ({100 * hits / num_reads:.1f} %), {late:,} late or missed, {direct:,} direct; "
             f"{format_bytes(cache_bytes)} from the cache, {format_bytes(origin_bytes)} from the origin"
         )
     if own_threads:
         lines.append(f"{own_threads:,} direct reads in threads of its own: PREFEED_READS=all answers them")
-    if loop:
-        together = f" of {processes} processes" if processes > 1 else ""
-        share = 100 * min(1.0, loop / processes / seconds)
-        text = f"waited {100 * waited / loop:.1f} % of {loop:,.1f} s{together} for data"
-        lines.append(f"{text}; epochs took {share:.0f} % of the program's {seconds:,.1f} s")
-    if start / processes >= max(_LONG_START_SECONDS, _LONG_START_SHARE * seconds):
-        lines.append(f"{start / processes:,.1f} s passed before the first epoch")
-        if times[3] / processes >= _MANY_WAITS:
-            lines[-1] += (
-                f", with {times[3]:,} waits, as a scan of names or sizes of files has: keep its result in a file"
-            )
+    if loop_ns:
+        processes, seconds = facts["processes"], facts["seconds"]
+        all_of_them = f" of {processes} processes" if processes > 1 else ""
+        share = 100 * min(1.0, loop_ns / 1e9 / processes / seconds)
+        lines.append(
+            f"waited {100 * waited_ns / loop_ns:.1f} % of {loop_ns / 1e9:,.1f} s{all_of_them} for data; "
+            f"epochs took {share:.0f} % of the program's {seconds:,.1f} s"
+        )
     if opened:
-        calls = [f"{call} {number:,}" for call, number in sorted(opened.items(), key=lambda one: -one[1])]
-        lines.append(f"opens that bypassed the cache: {', '.join(calls)}")
-    for url in ("/".join(found.groups()) for found in map(_STORE_URL.search, facts["program"]) if found):
-        ways = f"prefeed.datasets, `prefeed mount {url} DIR` or `prefeed stage {url}`"
-        lines += [] if num_reads else [f"nothing of {url} was read through prefeed: use {ways}"]
+        calls = sorted(opened, key=opened.__getitem__, reverse=True)
+        lines.append("opens that bypassed the cache: " + ", ".join(f"{call} {opened[call]:,}" for call in calls))
     return lines

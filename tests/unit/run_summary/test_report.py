@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from prefeed.run_summary.counters import IMPORTED, OPENED, REFUSED, SERVED
+from prefeed.run_summary.counters import OPENED, REFUSED, SERVED
 from prefeed.run_summary.report import facts_of, lines_of
 
 
@@ -15,18 +15,16 @@ def key_of(*parts: str) -> str:
 
 
 STREAM = "an IterableDataset has no order to know beforehand"
-TORCH = {key_of(IMPORTED, "torch"): 3}
 
 
-def lines(counts: Mapping[str, int], *, num_loops: int = 1, program: str = "python train.py", seconds: float = 20.0):
-    return lines_of(facts_of(dict(counts), num_loops, program=program.split(), seconds=seconds))
+def lines(counts: Mapping[str, int], *, num_loops: int = 1) -> list[str]:
+    return lines_of(facts_of(dict(counts), num_loops, program=["python", "train.py"], seconds=20.0))
 
 
 @pytest.mark.parametrize(
     ("counts", "line"),
     [
-        ({}, "neither torch nor another framework with loaders was imported"),
-        (TORCH, "no loader that prefeed serves was used of torch"),
+        ({}, "no loaders served"),
         (
             {key_of(SERVED, "a (A, rank 0)"): 1, key_of(SERVED, "a (A, rank 1)"): 1, key_of(SERVED, "b"): 1},
             "2 loaders served: a (A), b",
@@ -59,10 +57,6 @@ def test_times() -> None:
     assert lines(times, num_loops=2)[1:] == [
         "waited 25.0 % of 20.0 s of 2 processes for data; epochs took 50 % of the program's 20.0 s"
     ]
-    late = times | {"start_ns": 24 * 10**9, "start_waits": 50}
-    assert lines(late, num_loops=2)[2:] == ["12.0 s passed before the first epoch"]
-    assert lines(late, num_loops=2, seconds=130.0)[2:] == []
-    assert "with 5,000 waits, as a scan of names or sizes" in lines(late | {"start_waits": 5000})[2]
 
 
 def test_calls_that_bypassed_the_cache() -> None:
@@ -70,12 +64,3 @@ def test_calls_that_bypassed_the_cache() -> None:
     assert lines({key_of(OPENED, *call): number for call, number in calls.items()})[1:] == [
         "opens that bypassed the cache: PIL.Image.open outside of samples 1,000, open in samples 2"
     ]
-
-
-def test_a_url_that_was_not_read_is_named_without_its_key() -> None:
-    program = "python train.py --data=s3://key:secret@bucket/a?x=1"
-    (line,) = lines(TORCH, program=program)[1:]
-    assert line.startswith(
-        "nothing of s3://bucket/a was read through prefeed: use prefeed.datasets, `prefeed mount s3://bucket/a DIR`"
-    )
-    assert len(lines({**TORCH, "hits": 1}, program=program)) == 2
