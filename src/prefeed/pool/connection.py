@@ -33,7 +33,7 @@ Address = str | tuple[str, int]
 """Path of a unix socket, or host and port."""
 
 
-class Connection:
+class MemcachedConnection:
     """Client of one memcached server. It sends one request at a time.
 
     **Threads.** One at a time.
@@ -87,7 +87,7 @@ class Connection:
         Raises:
             OSError, MemcacheError: As ``read``.
         """
-        answer = Answer(expected_bytes + len(keys) * _LINE_BYTES)
+        answer = MemcachedReply(expected_bytes + len(keys) * _LINE_BYTES)
         deadline = time.monotonic() + self._timeout_seconds
         sock = self._connected()
         _send(sock, [b"get %s\r\n" % b" ".join(keys)], deadline)
@@ -203,7 +203,7 @@ class Connection:
                 raise _unexpected(found)
 
 
-class Answer:
+class MemcachedReply:
     """Parser of a reply with many values, over one buffer."""
 
     def __init__(self, size_bytes: int) -> None:

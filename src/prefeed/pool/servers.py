@@ -1,6 +1,6 @@
 """Client of the pool: maps keys to memcached servers, and excludes servers that fail.
 
-``Ring`` selects the server of a key by rendezvous hashing. ``PoolServer`` holds the connections of one server. A server that fails is
+``ServerRing`` selects the server of a key by rendezvous hashing. ``PoolServer`` holds the connections of one server. A server that fails is
 excluded, and a thread of the ring probes it until it responds again.
 """
 
@@ -20,7 +20,7 @@ from pymemcache.client.rendezvous import RendezvousHash  # type: ignore[import-u
 from pymemcache.exceptions import MemcacheError, MemcacheServerError  # type: ignore[import-untyped]
 from xxhash import xxh3_64_intdigest
 
-from prefeed.pool.connection import Address, Connection
+from prefeed.pool.connection import Address, MemcachedConnection
 from prefeed.pool.values import DEFAULT_ITEM_BYTES, OVERHEAD_BYTES
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer
@@ -113,7 +113,7 @@ class PoolServer:
             return Stored.FULL
         is_trial = self._is_full
 
-        def ask(connection: Connection) -> Stored:
+        def ask(connection: MemcachedConnection) -> Stored:
             try:
                 connection.write(key, *pieces)
             except MemcacheServerError:
@@ -133,7 +133,7 @@ class PoolServer:
         if self._is_full:
             return True
 
-        def ask(connection: Connection) -> bool:
+        def ask(connection: MemcachedConnection) -> bool:
             try:
                 return connection.add(key, value, seconds=seconds)
             except MemcacheServerError:
@@ -162,7 +162,7 @@ class PoolServer:
 
     # ------------------------------------------------------------ requests
 
-    def _ask(self, question: Callable[[Connection], T], otherwise: T) -> T:
+    def _ask(self, question: Callable[[MemcachedConnection], T], otherwise: T) -> T:
         """Send a request over one of the read connections, once one is free."""
         if self._pid != os.getpid():
             self._forget_connections()
@@ -180,7 +180,7 @@ class PoolServer:
             if self._is_closed:
                 self._close_idle()
 
-    def _ask_at_once(self, question: Callable[[Connection], T], otherwise: T) -> T:
+    def _ask_at_once(self, question: Callable[[MemcachedConnection], T], otherwise: T) -> T:
         if self._pid != os.getpid():
             self._forget_connections()
         writers = self._writers
@@ -198,7 +198,7 @@ class PoolServer:
             if self._is_closed:
                 self._close_idle()
 
-    def _ask_over(self, connection: Connection, question: Callable[[Connection], T], otherwise: T) -> T:
+    def _ask_over(self, connection: MemcachedConnection, question: Callable[[MemcachedConnection], T], otherwise: T) -> T:
         while not self._is_out:
             was_used = connection.has_answered
             try:
@@ -214,20 +214,20 @@ class PoolServer:
             return answer
         return otherwise
 
-    def _connection(self) -> Connection:
-        return Connection(self._address, timeout_seconds=self._timeout_seconds)
+    def _connection(self) -> MemcachedConnection:
+        return MemcachedConnection(self._address, timeout_seconds=self._timeout_seconds)
 
     def _forget_connections(self) -> None:
         """Create new connections, because those of a parent process belong to the parent."""
-        self._turns: SimpleQueue[Connection] = SimpleQueue()
+        self._turns: SimpleQueue[MemcachedConnection] = SimpleQueue()
         for _ in range(_MOST_READS):
             self._turns.put(self._connection())
-        self._writers: deque[Connection] = deque()
+        self._writers: deque[MemcachedConnection] = deque()
         self._pid = os.getpid()
 
     def _close_idle(self) -> None:
         """Close idle connections. The next request connects again."""
-        idle: list[Connection] = []
+        idle: list[MemcachedConnection] = []
         with contextlib.suppress(Empty):
             while True:
                 idle.append(self._turns.get_nowait())
@@ -268,7 +268,7 @@ _MOST_TIME_OUTS: Final = 3
 """Time-outs that a request may take: one to connect and two for the reply. Name resolution is not limited."""
 
 
-class Ring:
+class ServerRing:
     """Set of servers that share the keys by rendezvous hashing.
 
     The keys of an excluded server move to the other servers; no other key moves. All nodes with the same servers in their settings, in any

@@ -36,7 +36,7 @@ DEFAULT_ITEM_BYTES: Final = 1024**2
 MOST_PARTS: Final = 65_536
 
 
-class Header(NamedTuple):
+class PartHeader(NamedTuple):
     """Header before the bytes of a part.
 
     Attributes:
@@ -64,16 +64,16 @@ def pool_key(key: bytes, part: int = _WHOLE) -> bytes:
     return name if part == _WHOLE else b"%s:%d" % (name, part)
 
 
-def read_header(value: Buffer, key: bytes, part: int) -> Header | None:
+def read_header(value: Buffer, key: bytes, part: int) -> PartHeader | None:
     """Decode the header of a value. Return None unless it is this part of this entry."""
     if memoryview(value).nbytes < HEADER_BYTES:
         return None
     magic, version, flags, at, num_parts, total_bytes, of, digest = _HEADER.unpack_from(value)
     is_right = magic == _MAGIC and version == VERSION and flags == 0 and at == part and of == key
-    return Header(at, num_parts, total_bytes, of, digest) if is_right and part < num_parts <= MOST_PARTS else None
+    return PartHeader(at, num_parts, total_bytes, of, digest) if is_right and part < num_parts <= MOST_PARTS else None
 
 
-def split(key: bytes, data: Buffer, part_bytes: int) -> Iterator[tuple[Header, memoryview]]:
+def split(key: bytes, data: Buffer, part_bytes: int) -> Iterator[tuple[PartHeader, memoryview]]:
     """Yield the parts of an object as views of ``data``. The first part is last, because readers start with it.
 
     Args:
@@ -86,11 +86,11 @@ def split(key: bytes, data: Buffer, part_bytes: int) -> Iterator[tuple[Header, m
     digest = xxh3_128_digest(view)
     num_parts = max(1, -(-len(view) // part_bytes))
     for part in reversed(range(num_parts)):
-        header = Header(part, num_parts, len(view), key, digest)
+        header = PartHeader(part, num_parts, len(view), key, digest)
         yield header, view[part * part_bytes : (part + 1) * part_bytes]
 
 
-def is_whole(data: Buffer, header: Header) -> bool:
+def is_whole(data: Buffer, header: PartHeader) -> bool:
     """Return whether size and checksum of the bytes match the header."""
     return memoryview(data).nbytes == header.total_bytes and xxh3_128_digest(data) == header.digest
 

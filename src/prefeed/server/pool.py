@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Final, NamedTuple
 
-from prefeed.pool.servers import PoolServer, Ring, Stored
+from prefeed.pool.servers import PoolServer, ServerRing, Stored
 from prefeed.pool.values import HEADER_BYTES, claim, claimed_by, is_whole, pool_key, read_header, split
 from prefeed.store.values import value_size
 from prefeed.system.clock import Clock
@@ -87,7 +87,7 @@ class PoolTier:
     """
 
     def __init__(self, addresses: Sequence[str], *, clock: Clock, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-        self._ring = Ring(addresses, timeout_seconds=timeout_seconds, clock=clock)
+        self._ring = ServerRing(addresses, timeout_seconds=timeout_seconds, clock=clock)
         self._clock = clock
         self._id = secrets.token_bytes(8)
         # Of threads that do not wait for each other: may miss one now and then.

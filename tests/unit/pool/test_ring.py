@@ -18,7 +18,7 @@ import pytest
 from leaks import wait_until
 from memcached import Impostor, Memcached, impostor, memcached, memcached_ring, proxy
 from prefeed.pool import servers
-from prefeed.pool.servers import PoolServer, Ring, Stored, parse_address
+from prefeed.pool.servers import PoolServer, ServerRing, Stored, parse_address
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -36,8 +36,8 @@ MISS = b"END\r\n"
 
 
 @contextmanager
-def ring_of(*addresses: str, timeout_seconds: float = LONG) -> Iterator[Ring]:
-    ring = Ring(addresses, timeout_seconds=timeout_seconds, clock=time.monotonic)
+def ring_of(*addresses: str, timeout_seconds: float = LONG) -> Iterator[ServerRing]:
+    ring = ServerRing(addresses, timeout_seconds=timeout_seconds, clock=time.monotonic)
     try:
         yield ring
     finally:
@@ -50,7 +50,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_FIRST_PAUSE_SECONDS", 0.02)
 
 
-def only(ring: Ring) -> PoolServer:
+def only(ring: ServerRing) -> PoolServer:
     (server,) = ring.servers
     return server
 
@@ -316,7 +316,7 @@ def test_a_server_that_goes_wrong_at_a_claim_is_left_out(piece: bytes) -> None:
 def test_a_server_without_room_is_not_asked_to_hold_claims_until_it_has_stored_something() -> None:
     now = [0.0]
     with memcached() as server:
-        ring = Ring([server.address], timeout_seconds=LONG, clock=lambda: now[0])
+        ring = ServerRing([server.address], timeout_seconds=LONG, clock=lambda: now[0])
         try:
             assert only(ring).write(b"large", bytes(2 * 1024**2)) == Stored.FULL
             for seconds in (1.0, 10.0):  # while it is offered nothing, and after that
@@ -359,7 +359,7 @@ def test_the_end_does_not_wait_for_a_name_that_is_not_resolved(monkeypatch: pyte
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    ring = Ring(["nowhere.invalid:1"], timeout_seconds=0.01, clock=time.monotonic)
+    ring = ServerRing(["nowhere.invalid:1"], timeout_seconds=0.01, clock=time.monotonic)
     assert is_asked.wait(60)
     ring.close()
     assert ring._watch.is_alive()

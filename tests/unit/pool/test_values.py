@@ -9,7 +9,7 @@ import pytest
 from prefeed.pool.values import (
     HEADER_BYTES,
     MOST_PARTS,
-    Header,
+    PartHeader,
     claim,
     claimed_by,
     is_whole,
@@ -46,7 +46,7 @@ def test_parts_are_views_of_the_data() -> None:
 
 
 def test_a_header_is_read_as_it_was_written() -> None:
-    header = Header(3, 7, 1 << 40, KEY, OTHER)
+    header = PartHeader(3, 7, 1 << 40, KEY, OTHER)
     assert read_header(header.to_bytes() + b"bytes", KEY, 3) == header
     assert len(header.to_bytes()) == HEADER_BYTES
 
@@ -56,12 +56,12 @@ def test_a_header_is_read_as_it_was_written() -> None:
     [
         b"",
         b"PFVL",
-        Header(0, 1, 5, OTHER, OTHER).to_bytes(),
-        Header(1, 2, 5, KEY, OTHER).to_bytes(),
-        Header(0, 0, 5, KEY, OTHER).to_bytes(),
-        Header(0, MOST_PARTS + 1, 5, KEY, OTHER).to_bytes(),
-        b"XXXX" + Header(0, 1, 5, KEY, OTHER).to_bytes()[4:],
-        Header(0, 1, 5, KEY, OTHER).to_bytes()[:4] + b"\xff" + Header(0, 1, 5, KEY, OTHER).to_bytes()[5:],
+        PartHeader(0, 1, 5, OTHER, OTHER).to_bytes(),
+        PartHeader(1, 2, 5, KEY, OTHER).to_bytes(),
+        PartHeader(0, 0, 5, KEY, OTHER).to_bytes(),
+        PartHeader(0, MOST_PARTS + 1, 5, KEY, OTHER).to_bytes(),
+        b"XXXX" + PartHeader(0, 1, 5, KEY, OTHER).to_bytes()[4:],
+        PartHeader(0, 1, 5, KEY, OTHER).to_bytes()[:4] + b"\xff" + PartHeader(0, 1, 5, KEY, OTHER).to_bytes()[5:],
         claim(b"somebody"),
     ],
     ids=["nothing", "short", "other key", "other part", "no parts", "many parts", "magic", "version", "claim"],
@@ -85,5 +85,5 @@ def test_every_flipped_byte_is_noticed() -> None:
 
 def test_a_claim_says_whose_it_is_and_a_value_is_none() -> None:
     assert claimed_by(claim(b"12345678")) == b"12345678"
-    assert claimed_by(Header(0, 1, 5, KEY, OTHER).to_bytes()) is None
+    assert claimed_by(PartHeader(0, 1, 5, KEY, OTHER).to_bytes()) is None
     assert claimed_by(b"") is None
