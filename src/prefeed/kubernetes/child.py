@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 
 
-class Child:
+class ChildRunner:
     """Runner of child processes, one at a time, with the environment of the sidecar.
 
     **Threads and processes**: one thread calls ``run``. Any thread may call ``end``, after which no child is started.

@@ -54,7 +54,7 @@ USER_FIELDS: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consumers:
+class ReaderContainers:
     """Containers of a pod that read the set.
 
     Attributes:
@@ -184,7 +184,7 @@ def hash_of(found: PodSet) -> str:
 # ---------------------------------------------------------------- containers that read
 
 
-def consumers_of(annotations: dict[str, Any], spec: dict[str, Any]) -> Consumers:
+def consumers_of(annotations: dict[str, Any], spec: dict[str, Any]) -> ReaderContainers:
     """Return the containers of a pod that read its set.
 
     Raises:
@@ -201,7 +201,7 @@ def consumers_of(annotations: dict[str, Any], spec: dict[str, Any]) -> Consumers
             f"the containers {', '.join(names)} run as different users, and a cache belongs to one: give them one "
             f"securityContext.runAsUser, or name those that read the set in the annotation {CONTAINERS}"
         )
-    return Consumers(names=frozenset(names), first=there[names[0]])
+    return ReaderContainers(names=frozenset(names), first=there[names[0]])
 
 
 def user_of(container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from prefeed.errors import PrefeedError, SpecError
 from prefeed.jobs.records import SUCCEEDED
 from prefeed.jobs.running import JobEvents, apply_job
 from prefeed.jobs.spec import WARMUP, parse_job, resolve_job
-from prefeed.kubernetes.child import Child
+from prefeed.kubernetes.child import ChildRunner
 from prefeed.kubernetes.layout import DOCUMENT, DOCUMENTS, JOBS, OWN, SECRETS
 from prefeed.kubernetes.sizes import PORT, SizesEndpoint
 from prefeed.sampleset.applying import SECRET, SECRET_KEYS, apply_documents
@@ -73,7 +73,7 @@ def run_sidecar(
     settings = _given(name, config)
     environment = dict(os.environ)  # copied first, because the server removes the variables of stores
     say(f"serves the sample set {name} from {find(name, config).read_url}; {_sizes_of(settings)}")
-    filling, looking = _Filling(name, config, environment, say), Child(environment)
+    filling, looking = _Filling(name, config, environment, say), ChildRunner(environment)
     sizes = SizesEndpoint(lambda: looking.run("sampleset", "list", name, "--json", has_output=True)[1], port=port)
     filling.start()
     sizes.start()
@@ -189,7 +189,7 @@ class _Filling:
         if (DOCUMENTS / JOBS).is_file():
             self._work.append(["job", "apply", "-f", str(DOCUMENTS / JOBS)])
         self._is_ending = threading.Event()
-        self._child = Child(environment)
+        self._child = ChildRunner(environment)
         self._thread = threading.Thread(target=self._run, name="prefeed-filling", daemon=True)
 
     def start(self) -> None:

@@ -62,7 +62,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     error_message: str = ""
 
 
-class _Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _RuntimeReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     name: str
     cache_status: Report
 
@@ -70,7 +70,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def parse_report(name: str, text: bytes) -> Report | None:
     """Parse the reply of a server. Return None if it is malformed or belongs to another set."""
     try:
-        found = msgspec.json.decode(text, type=_Answer)
+        found = msgspec.json.decode(text, type=_RuntimeReply)
     except (msgspec.MsgspecError, RecursionError):
         return None
     return found.cache_status if found.name == name else None

@@ -8,13 +8,13 @@ import kopf
 import pytest
 
 from prefeed.errors import ClusterError
-from prefeed.kubernetes.operator.client import Client
+from prefeed.kubernetes.operator.client import ClusterClient
 from prefeed.kubernetes.operator.kinds import PODS
 from prefeed.kubernetes.operator.service import login
 from unit.kubernetes.test_operator import now
 
 
-class Answered(Client):
+class Answered(ClusterClient):
     """A client whose requests are all answered with the same text."""
 
     def __init__(self, text: str) -> None:

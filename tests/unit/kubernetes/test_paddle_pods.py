@@ -13,7 +13,7 @@ import pytest
 from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.mounts import mount_name
 from prefeed.kubernetes.nodes import MODE, NODE, POD, USER
-from prefeed.kubernetes.operator.groups import Choices, Group, Key, Outcome
+from prefeed.kubernetes.operator.groups import Choices, Group, Key, DocumentDecision
 from prefeed.kubernetes.operator.paddle_jobs import RUNNABLE, decide_paddle_job
 from prefeed.kubernetes.operator.sample_sets import decide_set
 from prefeed.kubernetes.paddlejob import COMPLETED, FAILED, PENDING, RUNNING
@@ -76,16 +76,16 @@ def group(
     )
 
 
-def decided(job: dict[str, Any], **observed: Any) -> Outcome:
+def decided(job: dict[str, Any], **observed: Any) -> DocumentDecision:
     return decide_paddle_job(job, group(job, **observed))
 
 
-def condition(decision: Outcome, kind: str = RUNNABLE) -> dict[str, Any]:
+def condition(decision: DocumentDecision, kind: str = RUNNABLE) -> dict[str, Any]:
     (found,) = [each for each in decision.status["conditions"] if each["type"] == kind]
     return found
 
 
-def pods_of(decision: Outcome) -> list[dict[str, Any]]:
+def pods_of(decision: DocumentDecision) -> list[dict[str, Any]]:
     return [each for each in decision.objects if each["kind"] == "Pod"]
 
 
@@ -95,7 +95,7 @@ def variables(pod: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def in_phase(decision: Outcome, *phases: str) -> tuple[dict[str, Any], ...]:
+def in_phase(decision: DocumentDecision, *phases: str) -> tuple[dict[str, Any], ...]:
     return tuple({**pod, "status": {"phase": phase}} for pod, phase in zip(pods_of(decision), phases, strict=True))
 
 

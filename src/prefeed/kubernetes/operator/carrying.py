@@ -23,7 +23,7 @@ from prefeed.kubernetes.operator.groups import (
     Condition,
     Group,
     Key,
-    Outcome,
+    DocumentDecision,
     Resource,
     controller_of,
     is_owned,
@@ -165,7 +165,7 @@ class Carrier:
 
     # ---------------------------------------------------------------- writes
 
-    async def _carry(self, resource: Resource, document: Document, outcome: Outcome) -> None:
+    async def _carry(self, resource: Resource, document: Document, outcome: DocumentDecision) -> None:
         document = await self._hold(resource, document, outcome)
         document = await self._write(resource, document, outcome, before_objects(document))
         wanted = {(each["kind"], each["metadata"]["name"]) for each in outcome.objects} | outcome.kept
@@ -190,7 +190,7 @@ class Carrier:
                 del refusals
 
     async def _write(
-        self, resource: Resource, document: Document, outcome: Outcome, objects: Condition | None
+        self, resource: Resource, document: Document, outcome: DocumentDecision, objects: Condition | None
     ) -> Document:
         """Write a status if it has changed. Return the resulting document.
 
@@ -213,7 +213,7 @@ class Carrier:
         kind = KINDS[document["kind"]]
         return self._group(Key(document["metadata"]["namespace"], kind.set_of(document)))
 
-    async def _hold(self, resource: Resource, document: Document, outcome: Outcome) -> Document:
+    async def _hold(self, resource: Resource, document: Document, outcome: DocumentDecision) -> Document:
         """Add or remove the finalizer if necessary. Return the resulting document."""
         finalizers = list(document["metadata"].get("finalizers") or ())
         if outcome.is_held == (FINALIZER in finalizers):
@@ -327,7 +327,7 @@ class Carrier:
             before = {name: version for name, version in known if name[1] == key.namespace and name[2] in readers}
             self._world.replace(before, await self._api.list(PODS, key.namespace, f"{LABEL}={key.name}"))
 
-    async def _look_before(self, outcome: Outcome, document: Document, key: Key) -> bool:
+    async def _look_before(self, outcome: DocumentDecision, document: Document, key: Key) -> bool:
         """Refresh the objects on which an irreversible step depends. Return whether there is such a step."""
         is_released = FINALIZER in (document["metadata"].get("finalizers") or ()) and not outcome.is_held
         starts = any(each["kind"] == "Job" for each in outcome.objects)

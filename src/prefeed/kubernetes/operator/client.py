@@ -20,7 +20,7 @@ _UNAUTHORIZED: Final = 401
 _FIRST_ERROR: Final = 400
 
 
-class Connection(Protocol):
+class ClusterCredentials(Protocol):
     """Address and credentials of an API server, such as kopf's ``ConnectionInfo``."""
 
     @property
@@ -34,7 +34,7 @@ class Connection(Protocol):
         """Return the TLS context."""
 
 
-class Client:
+class ClusterClient:
     """Client of one API server. Each request raises ``ClusterError`` if it fails.
 
     Args:
@@ -43,13 +43,13 @@ class Client:
     **Ownership**: an ``async with`` block closes its connections.
     """
 
-    def __init__(self, login: Callable[[], Connection]) -> None:
+    def __init__(self, login: Callable[[], ClusterCredentials]) -> None:
         self._login = login
-        self._connection: Connection | None = None
+        self._connection: ClusterCredentials | None = None
         self._encryption: Any = None
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_SECONDS))
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> ClusterClient:
         return self
 
     async def __aexit__(

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
-class Metric(NamedTuple):
+class MetricDefinition(NamedTuple):
     """Definition of a metric.
 
     Attributes:
@@ -24,27 +24,27 @@ class Metric(NamedTuple):
     help: str
 
 
-ENDS: Final = Metric(
+ENDS: Final = MetricDefinition(
     "prefeed_operator_reconciliations_total",
     "counter",
     ("end",),
     "Sets that were reconciled, by result: ok, waits = something is missing, failed = a request was refused. "
     "If failed grows, read the operator's log and the conditions of the sets.",
 )
-WAITING: Final = Metric(
+WAITING: Final = MetricDefinition(
     "prefeed_operator_waiting_groups",
     "gauge",
     (),
     "Sets that have changed and were not reconciled yet. Growth means that the API server is slow.",
 )
-KNOWN: Final = Metric(
+KNOWN: Final = MetricDefinition(
     "prefeed_operator_known_objects", "gauge", (), "Objects of the cluster that the operator watches."
 )
 METRICS: Final = (ENDS, WAITING, KNOWN)
 """All metrics of the operator, in the order of the reference page."""
 
 
-class Counts:
+class OperatorMetrics:
     """Metrics of one operator."""
 
     def __init__(self) -> None:
@@ -55,6 +55,6 @@ class Counts:
         """Count a reconciled set by its result."""
         self._ends.labels(end).inc()
 
-    def show(self, metric: Metric, number: Callable[[], float]) -> None:
+    def show(self, metric: MetricDefinition, number: Callable[[], float]) -> None:
         """Register a gauge whose value is computed at each scrape."""
         Gauge(metric.name, metric.help, metric.labels, registry=self.registry).set_function(number)

@@ -1,4 +1,4 @@
-"""Value types of the operator: ``Group``, a set with its objects, and ``Outcome``, a decision on a document. Pure."""
+"""Value types of the operator: ``Group``, a set with its objects, and ``DocumentDecision``, a decision on a document. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DocumentDecision:
     """Decision about one document.
 
     Attributes:

@@ -20,7 +20,7 @@ from prefeed.kubernetes.operator.groups import (
     TRUE,
     Condition,
     Group,
-    Outcome,
+    DocumentDecision,
     conditions,
     is_owned,
     owned,
@@ -59,7 +59,7 @@ class _Waiting(Exception):
     """Raised while a job waits. ``args`` are the reason and the message of its condition."""
 
 
-def decide_paddle_job(document: Document, group: Group) -> Outcome:
+def decide_paddle_job(document: Document, group: Group) -> DocumentDecision:
     """Decide the outcome for a PaddleJob.
 
     Args:
@@ -70,13 +70,13 @@ def decide_paddle_job(document: Document, group: Group) -> Outcome:
     there = frozenset(("Pod", each["metadata"]["name"]) for each in own)
     untouched = there | {("Service", document["metadata"]["name"])}
     if document["metadata"].get("deletionTimestamp"):
-        return Outcome(kept=untouched)
+        return DocumentDecision(kept=untouched)
     try:
         job = parse_paddle_job(document)
     except SpecError as err:
         refused = Condition(RUNNABLE, FALSE, "Refused", str(err))
         phase = (document.get("status") or {}).get("phase") or PENDING  # a final phase is kept
-        return Outcome(kept=untouched, status={"phase": phase, **_common(document, [refused], group)})
+        return DocumentDecision(kept=untouched, status={"phase": phase, **_common(document, [refused], group)})
     counts = {role: _counted(own, role) for role in job.spec.pods}
     before = document.get("status") or {}
     phase = _phase(job.spec, counts, str(before.get("phase") or ""))
@@ -96,7 +96,7 @@ def decide_paddle_job(document: Document, group: Group) -> Outcome:
     kept = frozenset(("Pod", name) for name in names) & there
     if not objects:
         kept |= {("Service", job.metadata.name)}
-    return Outcome(objects=objects, kept=kept, status=_status(document, group, job, phase, counts, said))
+    return DocumentDecision(objects=objects, kept=kept, status=_status(document, group, job, phase, counts, said))
 
 
 # ---------------------------------------------------------------- the set
@@ -179,12 +179,12 @@ def _kept(before: Mapping[str, Any], counts: _Counts) -> _Counts:
     return {role: before.get(role) or {} for role in counts}
 
 
-def _ended(document: Document, group: Group, job: PaddleJob, phase: str, counts: _Counts) -> Outcome:
+def _ended(document: Document, group: Group, job: PaddleJob, phase: str, counts: _Counts) -> DocumentDecision:
     is_cleaned = job.spec.clean_pod_policy in _CLEANED[phase]
     own = {("Pod", each["metadata"]["name"]) for each in group.pods if is_owned(each, document)}
     kept = frozenset() if is_cleaned else frozenset({*own, ("Service", job.metadata.name)})
     said = Condition(RUNNABLE, TRUE, phase, f"it has ended: {phase}")
-    return Outcome(kept=kept, status=_status(document, group, job, phase, counts, said))
+    return DocumentDecision(kept=kept, status=_status(document, group, job, phase, counts, said))
 
 
 def _status(

@@ -23,7 +23,7 @@ from prefeed.kubernetes.operator.groups import (
     TRUE,
     Condition,
     Group,
-    Outcome,
+    DocumentDecision,
     conditions,
     is_owned,
     owned,
@@ -54,7 +54,7 @@ _MOST_OF_NAME: Final = 43
 _State = tuple[str, Condition]
 
 
-def decide_job(document: Document, group: Group) -> Outcome:
+def decide_job(document: Document, group: Group) -> DocumentDecision:
     """Decide the outcome for a SampleJob.
 
     Args:
@@ -64,7 +64,7 @@ def decide_job(document: Document, group: Group) -> Outcome:
     own = [made for (kind, _), made in group.made.items() if kind in ("Job", "CronJob") and is_owned(made, document)]
     kept = frozenset((made["kind"], made["metadata"]["name"]) for made in own)
     if document["metadata"].get("deletionTimestamp") or _is_final(document):
-        return Outcome(kept=frozenset() if _is_terminated(document) else kept)
+        return DocumentDecision(kept=frozenset() if _is_terminated(document) else kept)
     objects: tuple[Document, ...] = ()
     waits = False
     try:
@@ -84,7 +84,7 @@ def decide_job(document: Document, group: Group) -> Outcome:
         "conditions": conditions(document, [said, *_without_effect(document)], group.now),
     }
     ended = phase == FAILED and said.reason == "Terminated"
-    return Outcome(objects=objects, kept=frozenset() if ended else current, status=status, waits=waits)
+    return DocumentDecision(objects=objects, kept=frozenset() if ended else current, status=status, waits=waits)
 
 
 def _without_effect(document: Document) -> Iterator[Condition]:

@@ -20,7 +20,7 @@ from prefeed.kubernetes.operator.groups import (
     TRUE,
     Condition,
     Group,
-    Outcome,
+    DocumentDecision,
     conditions,
     owned,
     without_effect,
@@ -42,7 +42,7 @@ DELETED: Final = "Deleted"
 _FINISHED: Final = ("Succeeded", "Failed")
 
 
-def decide_set(document: Document, group: Group) -> Outcome:
+def decide_set(document: Document, group: Group) -> DocumentDecision:
     """Decide the outcome for a SampleSet.
 
     Args:
@@ -57,7 +57,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
     except SpecError as err:
         refused = Condition(ACCEPTED, FALSE, "Refused", str(err))
         status = _status(document, group, [refused], NONE)
-        return Outcome(kept=frozenset(group.made), status=status, is_held=bool(readers))  # keep serving running pods
+        return DocumentDecision(kept=frozenset(group.made), status=status, is_held=bool(readers))  # keep serving running pods
     missing = list(_missing(found, document, group))
     if missing:
         accepted = Condition(ACCEPTED, FALSE, "SecretIncomplete", "; ".join(missing))
@@ -74,7 +74,7 @@ def decide_set(document: Document, group: Group) -> Outcome:
     else:
         phase = READY if ready >= wanted else PARTIAL_READY
     status = _status(document, group, said, phase, ready=ready, wanted=wanted)
-    return Outcome(
+    return DocumentDecision(
         objects=objects, status=status, is_held=bool(readers), waits=bool(missing) or lacks_pods(document, group)
     )
 
@@ -208,10 +208,10 @@ def _status(
     }
 
 
-def _deleted(document: Document, group: Group, readers: list[str]) -> Outcome:
+def _deleted(document: Document, group: Group, readers: list[str]) -> DocumentDecision:
     """Decide about a deleted set: the finalizer keeps it and its objects while pods read it."""
     if not readers:
-        return Outcome(kept=frozenset(group.made))
+        return DocumentDecision(kept=frozenset(group.made))
     shown = ", ".join(sorted(readers)[:8]) + (f" and {len(readers) - 8} more" if len(readers) > 8 else "")
     waits = Condition(
         DELETED, FALSE, "PodsRun", f"{len(readers)} pods read it: {shown}; it is deleted once they have ended"
@@ -219,4 +219,4 @@ def _deleted(document: Document, group: Group, readers: list[str]) -> Outcome:
     before = document.get("status") or {}
     others = [each for each in before.get("conditions") or () if each["type"] != DELETED]
     status = {**before, "conditions": [*others, *conditions(document, [waits], group.now)]}
-    return Outcome(kept=frozenset(group.made), status=status, is_held=True, waits=True)
+    return DocumentDecision(kept=frozenset(group.made), status=status, is_held=True, waits=True)

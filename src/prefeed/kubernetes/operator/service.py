@@ -20,8 +20,8 @@ from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.operator.admission import answer, key_of
 from prefeed.kubernetes.operator.asking import Asker, Requests
 from prefeed.kubernetes.operator.carrying import Carrier, selector_of
-from prefeed.kubernetes.operator.client import Client, Connection
-from prefeed.kubernetes.operator.counts import KNOWN, WAITING, Counts
+from prefeed.kubernetes.operator.client import ClusterClient, ClusterCredentials
+from prefeed.kubernetes.operator.counts import KNOWN, WAITING, OperatorMetrics
 from prefeed.kubernetes.operator.groups import Choices
 from prefeed.kubernetes.operator.kinds import DEFINITIONS, MADE, watched
 from prefeed.kubernetes.operator.webhook import Endpoint, Webhook
@@ -55,7 +55,7 @@ class Options:
     webhook: Endpoint | None = None
 
 
-def login() -> Connection:
+def login() -> ClusterCredentials:
     """Return the address and credentials of the API server, from the service account of this pod or from KUBECONFIG.
 
     Raises:
@@ -68,7 +68,7 @@ def login() -> Connection:
         in_pod is not None and host and port
     ):  # the address from the environment, as in Go clients, because the cluster's DNS may be down
         return cast("Connection", replace(in_pod, server=f"https://{f'[{host}]' if ':' in host else host}:{port}"))
-    found: Connection | None = in_pod or kopf.login_with_kubeconfig(settings=settings)
+    found: ClusterCredentials | None = in_pod or kopf.login_with_kubeconfig(settings=settings)
     if found is None:
         raise ClusterError("no cluster is known: run in a pod with a service account, or set KUBECONFIG", status=0)
     return found
@@ -94,7 +94,7 @@ def run(options: Options) -> None:
     )
 
 
-async def _require_ours(client: Client) -> None:
+async def _require_ours(client: ClusterClient) -> None:
     """Refuse to run PaddleJobs whose definition belongs to another operator."""
     name = definition(PADDLE_JOB)["metadata"]["name"]
     if not is_ours(await client.get(DEFINITIONS, "", name)):
@@ -133,7 +133,7 @@ class _Service:
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
-        self._counts = Counts()
+        self._counts = OperatorMetrics()
 
     def register(self, registry: kopf.OperatorRegistry) -> None:
         """Register the handlers of the operator with kopf."""
@@ -146,7 +146,7 @@ class _Service:
             kopf.on.event(resource.group, _version(resource.api_version), resource.plural, registry=registry)(seen)
 
     async def _start(self, **_: Any) -> None:
-        client = await self._stack.enter_async_context(Client(login))
+        client = await self._stack.enter_async_context(ClusterClient(login))
         if self._options.choices.paddle_jobs:
             await _require_ours(client)
         requests = await self._stack.enter_async_context(Requests())
