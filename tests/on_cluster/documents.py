@@ -23,7 +23,7 @@ from prefeed.kubernetes.crds import FINAL, KINDS, definition
 from prefeed.kubernetes.paddlejob import KIND as PADDLE_JOB
 from prefeed.kubernetes.paddlejob import PADDLE_JOB_VERSION, parse_paddle_job
 from prefeed.kubernetes.workloads import OF_OTHERS, patched, templates_of
-from prefeed.sampleset.documents import Condition, Fields, decode
+from prefeed.sampleset.documents import FieldRule, Fields, decode
 from prefeed.sampleset.spec import API_VERSION, MountOptions, SampleSetDocument, SampleSetSpec
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
 
@@ -128,7 +128,7 @@ def test_the_server_refuses_what_the_reader_refuses(namespace: str, kind: str, s
     assert refusal_of(moved([document(kind, spec)], namespace))
 
 
-def conditions_of(*structures: type[Fields]) -> set[Condition]:
+def conditions_of(*structures: type[Fields]) -> set[FieldRule]:
     """Return the conditions of structures and of those in them, except those of changes."""
     found = set()
     for kind in structures:

@@ -30,13 +30,13 @@ from prefeed.sampleset.applying import UNCHANGED, ApplyResult, apply_documents, 
 from prefeed.sampleset.provision import bring_up, delete
 from prefeed.sampleset.records import Progress as SetProgress
 from prefeed.sampleset.records import SampleSet, find, names
-from prefeed.sampleset.status import PARTIAL_READY, READY, FieldMeaning, SampleSetStatus, explain, observe
+from prefeed.sampleset.status import PARTIAL_READY, READY, FieldMeaning, SampleSetState, explain, observe
 from prefeed.sampleset.yaml_files import errors_of, load_documents
 
 STDIN: Final = "-"
 _COLUMNS: Final = ("NAME", "TOTAL SIZE", "CACHED SIZE", "AVAIL SPACE", "RUNTIME", "PHASE", "AGE")
 
-ObservedSet = tuple[SampleSet, SampleSetStatus]
+ObservedSet = tuple[SampleSet, SampleSetState]
 
 
 @click.group(name="sampleset", cls=Commands)
@@ -235,7 +235,7 @@ def sets_lines(seen: Sequence[ObservedSet], *, now: float) -> list[str]:
     return render.table(rows, gap="   ")
 
 
-def _row(found: SampleSet, status: SampleSetStatus, now: float) -> tuple[str, ...]:
+def _row(found: SampleSet, status: SampleSetState, now: float) -> tuple[str, ...]:
     return (
         found.name,
         _size(status.total_bytes),
@@ -251,7 +251,7 @@ def sets_object(seen: Sequence[ObservedSet]) -> JsonObject:
     return {"samplesets": [_set_object(*each) for each in seen]}
 
 
-def _set_object(found: SampleSet, status: SampleSetStatus) -> JsonObject:
+def _set_object(found: SampleSet, status: SampleSetState) -> JsonObject:
     """Return the status in the fields of the Paddle operator, with sizes in bytes, and fields of our own."""
     return {
         "name": found.name,
@@ -285,7 +285,7 @@ def _set_object(found: SampleSet, status: SampleSetStatus) -> JsonObject:
     }
 
 
-def described_object(found: SampleSet, status: SampleSetStatus, explained: Sequence[FieldMeaning]) -> JsonObject:
+def described_object(found: SampleSet, status: SampleSetState, explained: Sequence[FieldMeaning]) -> JsonObject:
     return {
         **_set_object(found, status),
         "spec": found.document,
@@ -293,7 +293,7 @@ def described_object(found: SampleSet, status: SampleSetStatus, explained: Seque
     }
 
 
-def described_rows(found: SampleSet, status: SampleSetStatus, *, now: float) -> list[Row]:
+def described_rows(found: SampleSet, status: SampleSetState, *, now: float) -> list[Row]:
     """Return the rows of `prefeed sampleset describe`."""
     rows = [
         ("phase", status.phase),
@@ -320,14 +320,14 @@ def explained_lines(explained: Sequence[FieldMeaning]) -> list[str]:
     return [printable(f"  {each.field}: {each.value}\n      {each.meaning}") for each in explained]
 
 
-def _total(status: SampleSetStatus) -> str:
+def _total(status: SampleSetState) -> str:
     if status.total_bytes is None or status.total_files is None:
         return "not known yet"
     unknown = ", without files of unknown size" if status.has_unknown_sizes else ""
     return f"{format_count(status.total_files, 'file')}, {format_bytes(status.total_bytes)}{unknown}"
 
 
-def _cached(status: SampleSetStatus) -> str:
+def _cached(status: SampleSetState) -> str:
     share = status.cached_files / status.total_files if status.total_files else None
     files = format_count(status.cached_files, "file")
     return f"{files}, {format_bytes(status.cached_bytes)} ({format_ratio(share)} of the files)"

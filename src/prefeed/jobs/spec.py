@@ -22,13 +22,13 @@ from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.places import Place, locate_place, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import (
-    Condition,
+    FieldRule,
     Document,
     Envelope,
     Fields,
     Name,
     Positive,
-    Reference,
+    DocumentReference,
     Unused,
     Whole,
     decode,
@@ -65,15 +65,15 @@ _NO_SECRET: Final = (
 
 
 _MUST_BE_ABSOLUTE: Final = " must be an absolute path"
-_ABSOLUTE_URL: Final = Condition(
+_ABSOLUTE_URL: Final = FieldRule(
     ".url",
     _MUST_BE_ABSOLUTE,
     "!has(self.url) || self.url == '' || self.url.contains('://') || self.url.startsWith('/')",
 )
-_ABSOLUTE_FILE: Final = Condition(
+_ABSOLUTE_FILE: Final = FieldRule(
     ".file", _MUST_BE_ABSOLUTE, "!has(self.file) || self.file == '' || self.file.startsWith('/')"
 )
-_COUNTED_FROM_0: Final = Condition(
+_COUNTED_FROM_0: Final = FieldRule(
     ".partition",
     " must be below partitions: partitions are counted from 0",
     "(has(self.partition) ? self.partition : 0) < (has(self.partitions) ? self.partitions : 1)",
@@ -83,7 +83,7 @@ _COUNTED_FROM_0: Final = Condition(
 class _Rooted(Fields, frozen=True, kw_only=True):
     """Options of a job on one place. Paths are absolute, because a detached job runs in another directory."""
 
-    requires: ClassVar[tuple[Condition, ...]] = (_ABSOLUTE_URL,)
+    requires: ClassVar[tuple[FieldRule, ...]] = (_ABSOLUTE_URL,)
 
     url: str = ""
     paths: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class _Rooted(Fields, frozen=True, kw_only=True):
 class WarmupFields(_Rooted, frozen=True, kw_only=True):
     """Options of a warm-up."""
 
-    requires: ClassVar[tuple[Condition, ...]] = (_ABSOLUTE_URL, _ABSOLUTE_FILE, _COUNTED_FROM_0)
+    requires: ClassVar[tuple[FieldRule, ...]] = (_ABSOLUTE_URL, _ABSOLUTE_FILE, _COUNTED_FROM_0)
 
     strategy_name: Annotated[Literal["sequence", "random"], Meta(description="sequence or random")] = "sequence"
     seed: Whole = 0
@@ -170,9 +170,9 @@ class SyncFields(Fields, frozen=True, kw_only=True, rename="kebab"):
 _OPTIONS: Final[Mapping[str, Any]] = {SYNC: SyncFields, WARMUP: WarmupFields, RMR: RmrFields, CLEAR: ClearFields}
 
 
-def _only_of(kind: str) -> Condition:
+def _only_of(kind: str) -> FieldRule:
     """Return the condition that only jobs of a type have its options."""
-    return Condition(
+    return FieldRule(
         f".{kind}Options",
         f": only jobs of type {kind} have {kind}Options",
         f"!has(self.{kind}Options) || self.type == '{kind}'",
@@ -186,25 +186,25 @@ def _has_option(kind: str, name: str) -> str:
 
 _HAS_URL: Final = " || ".join(_has_option(kind, "url") for kind in (WARMUP, RMR, CLEAR))
 _OWN_OPTIONS: Final = {kind: _only_of(kind) for kind in TYPES}
-_BOTH_ENDS: Final = Condition(
+_BOTH_ENDS: Final = FieldRule(
     ".syncOptions",
     ": without a sampleSetRef a sync needs source and destination",
     f"self.type != '{SYNC}' || has(self.sampleSetRef) || ({_has_option(SYNC, 'source')} && {_has_option(SYNC, 'destination')})",
 )
-_NAMED_PATHS: Final = Condition(
+_NAMED_PATHS: Final = FieldRule(
     ".rmrOptions.paths",
     " must name at least one path: rmr removes data at its origin",
     f"self.type != '{RMR}' || (has(self.rmrOptions) && has(self.rmrOptions.paths) && size(self.rmrOptions.paths) > 0)",
 )
-_ONE_PLACE: Final = Condition("", ": give either sampleSetRef or a url", f"!has(self.sampleSetRef) || !({_HAS_URL})")
-_A_PLACE: Final = Condition(
+_ONE_PLACE: Final = FieldRule("", ": give either sampleSetRef or a url", f"!has(self.sampleSetRef) || !({_HAS_URL})")
+_A_PLACE: Final = FieldRule(
     ".sampleSetRef",
     " is missing: name the sample set, or give the options a url",
     f"self.type == '{SYNC}' || has(self.sampleSetRef) || {_HAS_URL}",
 )
 
 
-SAME_SET: Final = Condition(
+SAME_SET: Final = FieldRule(
     ".sampleSetRef",
     " cannot change: what was made for the first set would stay behind; give the new job another name",
     "(has(self.sampleSetRef) ? self.sampleSetRef.name : '') == "
@@ -216,13 +216,13 @@ SAME_SET: Final = Condition(
 class JobFields(Fields, frozen=True, kw_only=True):
     """The ``spec`` of a document."""
 
-    requires: ClassVar[tuple[Condition, ...]] = (
+    requires: ClassVar[tuple[FieldRule, ...]] = (
         *_OWN_OPTIONS.values(), _BOTH_ENDS, _NAMED_PATHS, _ONE_PLACE, _A_PLACE, SAME_SET,
     )  # fmt: skip
 
     type: Annotated[Literal["sync", "warmup", "rmr", "clear"], Meta(description=f"one of {', '.join(TYPES)}")]
-    sample_set_ref: Name | Reference = ""
-    secret_ref: Name | Reference = ""
+    sample_set_ref: Name | DocumentReference = ""
+    secret_ref: Name | DocumentReference = ""
     terminate: bool = False
     sync_options: SyncFields | None = None
     warmup_options: WarmupFields | None = None
@@ -336,7 +336,7 @@ def parse_job(document: Document) -> JobDocument:
     return decode(document, JobDocument)
 
 
-def _require_absolute(path: str, condition: Condition) -> None:
+def _require_absolute(path: str, condition: FieldRule) -> None:
     if path and not path.startswith("/"):
         raise condition.refusal(f", not {path!r:.60}")
 

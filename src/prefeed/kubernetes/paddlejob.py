@@ -10,7 +10,7 @@ from prefeed.errors import SpecError
 from prefeed.jobs.spec import SAME_SET
 from prefeed.kubernetes.status import CONDITIONS
 from prefeed.sampleset.documents import (
-    Condition,
+    FieldRule,
     Document,
     Envelope,
     Fields,
@@ -29,7 +29,7 @@ PENDING, RUNNING, COMPLETED, FAILED = "Pending", "Running", "Completed", "Failed
 OVER: Final = (COMPLETED, FAILED)
 """Final phases."""
 
-_NO_PODS: Final = Condition(
+_NO_PODS: Final = FieldRule(
     ".worker",
     " is missing: a job has at least one kind of pods, worker or ps",
     "has(self.worker) || has(self.ps)",
@@ -68,7 +68,7 @@ class Replicas(Fields, frozen=True, kw_only=True):
 class PaddleJobSpec(Fields, frozen=True, kw_only=True):
     """What a job asks for: pods, and the set that they read."""
 
-    requires: ClassVar[tuple[Condition, ...]] = (_NO_PODS, SAME_SET)
+    requires: ClassVar[tuple[FieldRule, ...]] = (_NO_PODS, SAME_SET)
 
     clean_pod_policy: (
         Annotated[

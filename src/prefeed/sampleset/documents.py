@@ -44,7 +44,7 @@ Ratio = (
 """A number, optionally in quotes, because some Kubernetes types require a string."""
 
 
-class Condition(NamedTuple):
+class FieldRule(NamedTuple):
     """Condition that combines fields of a mapping.
 
     Attributes:
@@ -68,7 +68,7 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``__post_init__`` rejects the document with a ``ValueError``. Its text follows the path of the mapping: ``.paths must name one``.
     """
 
-    requires: ClassVar[tuple[Condition, ...]] = ()
+    requires: ClassVar[tuple[FieldRule, ...]] = ()
 
 
 def schema(**keywords: Any) -> Meta:
@@ -86,7 +86,7 @@ class Unused:
         return 0
 
 
-class Reference(Fields, frozen=True, kw_only=True):
+class DocumentReference(Fields, frozen=True, kw_only=True):
     """Reference to another document by name."""
 
     name: Name

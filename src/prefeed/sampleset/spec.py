@@ -16,14 +16,14 @@ from msgspec import Meta, field
 
 from prefeed.config import SETTINGS
 from prefeed.sampleset.documents import (
-    Condition,
+    FieldRule,
     Document,
     Envelope,
     Fields,
     Number,
     Positive,
     Ratio,
-    Reference,
+    DocumentReference,
     Unused,
     Whole,
     decode,
@@ -47,13 +47,13 @@ _NO_KERNEL: Final = _ignored(
     "nothing is mounted: each dataset lists the source when it is made, unless `listing_age` allows an older listing"
 )
 _READ_ONLY: Final = "the source is only read; write to it with `prefeed sync`"
-_NO_WRITEBACK: Final = Condition(".writeback", f": {_READ_ONLY}", "!has(self.writeback) || !self.writeback")
-_BELOW_ONE: Final = Condition(
+_NO_WRITEBACK: Final = FieldRule(".writeback", f": {_READ_ONLY}", "!has(self.writeback) || !self.writeback")
+_BELOW_ONE: Final = FieldRule(
     ".free-space-ratio",
     " must be less than 1: it is the share that stays free",
     "!has(self.free__dash__space__dash__ratio) || double(self.free__dash__space__dash__ratio) < 1.0",
 )
-_BELOW_THE_SOURCE: Final = Condition(
+_BELOW_THE_SOURCE: Final = FieldRule(
     ".sub-dir",
     " must name a directory below the source, without ..",
     "!has(self.sub__dash__dir) || !self.sub__dash__dir.matches('(^|/)[.][.](/|$)')",
@@ -64,7 +64,7 @@ _Seconds = Annotated[int, Meta(ge=1, description="a whole number of seconds, at 
 class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
     """JuiceFS's mount options. A field that is not given is None."""
 
-    requires: ClassVar[tuple[Condition, ...]] = (_NO_WRITEBACK, _BELOW_ONE, _BELOW_THE_SOURCE)
+    requires: ClassVar[tuple[FieldRule, ...]] = (_NO_WRITEBACK, _BELOW_ONE, _BELOW_THE_SOURCE)
 
     metrics: Annotated[str, _mapped("address at which the node server shows its own metrics: `metrics`")] | None = None
     attr_cache: Annotated[Number, _NO_KERNEL] | None = None
@@ -163,11 +163,11 @@ class Csi(Fields, frozen=True, kw_only=True):
     options: MountOptions = field(name="juiceFSMountOptions", default_factory=MountOptions)
 
 
-class Source(Fields, frozen=True, kw_only=True):
+class SourceSpec(Fields, frozen=True, kw_only=True):
     """URI of the data's source, and the secret for it."""
 
     uri: str
-    secret_ref: Reference | None = None
+    secret_ref: DocumentReference | None = None
 
 
 class Level(Fields, frozen=True, kw_only=True):
@@ -205,7 +205,7 @@ _TOLERATIONS: Final = schema(
     },
 )
 
-NO_PLACE: Final = Condition(
+NO_PLACE: Final = FieldRule(
     ".source.uri",
     " is missing, and there is no bucket in the secret of spec.secretRef: say where the data is",
     "has(self.source) || has(self.secretRef)",
@@ -213,9 +213,9 @@ NO_PLACE: Final = Condition(
 CHANGEABLE: Final = "cannot change: only partitions, cacheSize and mount options can"
 
 
-def _immutable(path: str, value: str) -> Condition:
+def _immutable(path: str, value: str) -> FieldRule:
     """Return the condition that a field is immutable. ``value`` is its CEL expression, with ``{of}`` for the spec."""
-    return Condition(f".{path}", f" {CHANGEABLE}", f"{value.format(of='self')} == {value.format(of='oldSelf')}")
+    return FieldRule(f".{path}", f" {CHANGEABLE}", f"{value.format(of='self')} == {value.format(of='oldSelf')}")
 
 
 _OPTIONS: Final = "{of}.csi.juiceFSMountOptions"
@@ -245,11 +245,11 @@ class SampleSetSpec(Fields, frozen=True, kw_only=True):
         no_sync: True if no data is copied into the bucket.
     """
 
-    requires: ClassVar[tuple[Condition, ...]] = (NO_PLACE, *_IMMUTABLE)
+    requires: ClassVar[tuple[FieldRule, ...]] = (NO_PLACE, *_IMMUTABLE)
 
     partitions: Positive
-    source: Source | None = None
-    secret_ref: Reference | None = None
+    source: SourceSpec | None = None
+    secret_ref: DocumentReference | None = None
     no_sync: bool = False
     csi: Csi = field(default_factory=Csi)
     cache: Cache = field(default_factory=Cache)

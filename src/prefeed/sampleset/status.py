@@ -117,7 +117,7 @@ class TierStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSetStatus:
+class SampleSetState:
     """Status of a sample set.
 
     Attributes:
@@ -166,7 +166,7 @@ class SampleSetStatus:
         return sum(tier.free_bytes for tier in self.tiers)
 
 
-def observe(found: SampleSet, base: Config) -> SampleSetStatus:
+def observe(found: SampleSet, base: Config) -> SampleSetState:
     """Return the status of a sample set.
 
     **Blocking**: reads the keys of all cached objects, which takes about a second per million.
@@ -186,7 +186,7 @@ def observe(found: SampleSet, base: Config) -> SampleSetStatus:
     )
     cached = (0, 0) if manifest is None else _count_cached(manifest, settings, server)
     nothing = 0 if progress.emptied else None
-    return SampleSetStatus(
+    return SampleSetState(
         phase=phase_of(facts),
         error=failure_of(facts),
         total_bytes=nothing if manifest is None else manifest.total_bytes,
