@@ -23,7 +23,7 @@ _REREAD_OBJECTS: Final = 256
 """A file that is read again after fewer other files is read in several parts, and does not start a new pass."""
 
 
-class Order(Protocol):
+class ReadOrder(Protocol):
     """A sequence of objects."""
 
     def position_of(self, object_id: int) -> int:
@@ -85,7 +85,7 @@ class Prediction(NamedTuple):
 class _OrderMatcher:
     """Compares the reads of a group with one order."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ReadOrder) -> None:
         self._order = order
         self._next = 0
         self._begin = 0  # position of the first predicted object
@@ -125,7 +125,7 @@ class _Group:
     All orders are compared only while the group does not follow the current one.
     """
 
-    def __init__(self, orders: list[Order], num_objects: int) -> None:
+    def __init__(self, orders: list[ReadOrder], num_objects: int) -> None:
         self.following = [_OrderMatcher(order) for order in orders]
         self.followed: _OrderMatcher | None = None
         self.ids = array("q")

@@ -19,7 +19,7 @@ from prefeed.fuse.wire import Attributes, Feature, FileSystem, OpenFlag, Operati
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import MountedObjects
 from prefeed.mount.request import SMALL_BYTES
-from prefeed.mount.tree import FIRST_FILE, Directory, File, Link, Tree
+from prefeed.mount.tree import FIRST_FILE, TreeDirectory, File, Link, Tree
 from prefeed.types import Buffer
 
 _log = logging.getLogger("prefeed")
@@ -168,11 +168,11 @@ class Service:
         blocks = -(-manifest.total_bytes // _IO_BYTES)
         return wire.file_system(FileSystem(blocks, 0, 0, manifest.num_objects, 0, _IO_BYTES, 255, _IO_BYTES))
 
-    def _find_directory(self, number: int) -> Directory:
+    def _find_directory(self, number: int) -> TreeDirectory:
         node = self._tree.node(number)
         if node is None:
             raise OSError(errno.ESTALE, "unknown")
-        if not isinstance(node, Directory):
+        if not isinstance(node, TreeDirectory):
             raise OSError(errno.ENOTDIR, "no directory")
         return node
 
@@ -180,7 +180,7 @@ class Service:
         node = self._tree.node(number)
         if isinstance(node, File):
             return _FILE_MODE
-        return _DIRECTORY_MODE if isinstance(node, Directory) else stat.S_IFLNK | 0o777
+        return _DIRECTORY_MODE if isinstance(node, TreeDirectory) else stat.S_IFLNK | 0o777
 
     def _attributes(self, number: int) -> Attributes:
         node = self._tree.node(number)
@@ -234,7 +234,7 @@ class Service:
     def _find_object(self, number: int) -> int:
         object_id = self._tree.object_id(number)
         if object_id is None:
-            is_directory = isinstance(self._tree.node(number), Directory)
+            is_directory = isinstance(self._tree.node(number), TreeDirectory)
             raise OSError(errno.EISDIR if is_directory else errno.ESTALE, "no file")
         return object_id
 

@@ -33,7 +33,7 @@ _FIRST_RUN: Final = 16
 _MAX_CACHED: Final = 256
 
 
-class Directory(NamedTuple):
+class TreeDirectory(NamedTuple):
     """A directory: prefix of its paths including the slash, range of its objects, and depth."""
 
     prefix: bytes
@@ -54,7 +54,7 @@ class File(NamedTuple):
     object_id: int
 
 
-Node = Directory | Link | File
+Node = TreeDirectory | Link | File
 
 
 class ListingEntry(NamedTuple):
@@ -100,9 +100,9 @@ class Tree:
         self._offsets = memoryview(manifest.offsets.data).cast("B").cast("Q")
         self.links: tuple[Link, ...] = tuple(Link(*pair) for pair in sorted((links or {}).items()))
         self._has_shadows = not manifest.url.startswith("/")
-        self._root = Directory(b"", range(manifest.num_objects), 0)
+        self._root = TreeDirectory(b"", range(manifest.num_objects), 0)
         self._children: dict[int, Children] = {}
-        self._directories: dict[int, Directory] = {}
+        self._directories: dict[int, TreeDirectory] = {}
         if len(self.links) > FIRST_FILE - _FIRST_LINK:
             raise ValueError(f"{len(self.links)} links, and at most {FIRST_FILE - _FIRST_LINK} are possible")
         for link in self.links:
@@ -126,7 +126,7 @@ class Tree:
         object_id = number - FIRST_FILE
         return object_id if 0 <= object_id < self._root.objects.stop else None
 
-    def look_up(self, directory: Directory, name: bytes) -> int:
+    def look_up(self, directory: TreeDirectory, name: bytes) -> int:
         """Return the number of the node with this name; 0 if it does not exist."""
         if not directory.depth:
             for index, link in enumerate(self.links):
@@ -139,7 +139,7 @@ class Tree:
         found = self._children.get(number)
         if found is None:
             directory = self.node(number)
-            assert isinstance(directory, Directory)
+            assert isinstance(directory, TreeDirectory)
             found = self._scan_children(directory)
             if len(self._children) >= _MAX_CACHED:
                 self._children.clear()
@@ -149,7 +149,7 @@ class Tree:
     def list_entries(self, number: int, offset: int) -> Iterator[ListingEntry]:
         """List a directory from an offset on, 0 for the beginning. Files come last."""
         directory = self.node(number)
-        assert isinstance(directory, Directory)
+        assert isinstance(directory, TreeDirectory)
         found = self.children(number)
         links = () if directory.depth else enumerate(self.links, _FIRST_LINK)
         before = [
@@ -160,7 +160,7 @@ class Tree:
             yield ListingEntry(*before[index], index + 1)
         yield from self._files(directory, found, before_files=len(before), start=max(0, offset - len(before)))
 
-    def _files(self, directory: Directory, found: Children, *, before_files: int, start: int) -> Iterator[ListingEntry]:
+    def _files(self, directory: TreeDirectory, found: Children, *, before_files: int, start: int) -> Iterator[ListingEntry]:
         run = bisect_right(found.ends, start)
         if run == len(found.runs):
             return
@@ -174,7 +174,7 @@ class Tree:
             if _is_valid_name(name) and name not in hidden:
                 yield ListingEntry(FIRST_FILE + object_id, name, place)
 
-    def _look_up_path(self, directory: Directory, name: bytes) -> int:
+    def _look_up_path(self, directory: TreeDirectory, name: bytes) -> int:
         path = directory.prefix + name
         first = self._lower_bound(path, directory.objects)
         is_file = first < directory.objects.stop and self._path(first) == path
@@ -191,7 +191,7 @@ class Tree:
         """Return the first of these objects whose path sorts at or after ``wanted``, or their end."""
         return objects.start + bisect_left(objects, wanted, key=self._path)
 
-    def _directory(self, number: int) -> Directory | None:
+    def _directory(self, number: int) -> TreeDirectory | None:
         depth, first = number >> _DEPTH_BIT, (number & _BELOW_DEPTH) - FIRST_FILE
         if not 0 <= first < self.manifest.num_objects:
             return None
@@ -199,13 +199,13 @@ class Tree:
         if len(names) <= depth:
             return None
         prefix = b"/".join(names[:depth])
-        found = Directory(prefix + b"/", self.manifest.paths_below(prefix.decode(*ENCODING)), depth)
+        found = TreeDirectory(prefix + b"/", self.manifest.paths_below(prefix.decode(*ENCODING)), depth)
         if len(self._directories) >= _MAX_CACHED:
             self._directories.clear()
         self._directories[number] = found
         return found
 
-    def _scan_children(self, directory: Directory) -> Children:
+    def _scan_children(self, directory: TreeDirectory) -> Children:
         directories: list[tuple[bytes, int]] = []
         runs: list[range] = []
         at, stop, look = directory.objects.start, directory.objects.stop, _FIRST_RUN
@@ -231,7 +231,7 @@ class Tree:
             directories=tuple(directories), runs=tuple(runs), ends=tuple(accumulate(len(run) for run in runs))
         )
 
-    def _first_within(self, directory: Directory, run: range) -> int:
+    def _first_within(self, directory: TreeDirectory, run: range) -> int:
         """Return the first of these objects that is in a subdirectory, or their end."""
         offsets = self.manifest.offsets[run.start : run.stop + 1].astype(np.int64)
         blob = np.frombuffer(self.manifest.path_blob[int(offsets[0]) : int(offsets[-1])], np.uint8)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_sources import MemorySource
-from prefeed.mount.tree import ROOT, Directory, File, Link, Tree, find_hidden
+from prefeed.mount.tree import ROOT, TreeDirectory, File, Link, Tree, find_hidden
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import build_manifest
 from profiles import examples
@@ -25,13 +25,13 @@ def shown(tree: Tree, number: int = ROOT, prefix: bytes = b"") -> dict[bytes, in
     """Return every file that the tree lists, by path; each name is looked up as well, and found again by its number."""
     found = {}
     directory = tree.node(number)
-    assert isinstance(directory, Directory)
+    assert isinstance(directory, TreeDirectory)
     for child, name, _ in tree.list_entries(number, 0):
         if name in (b".", b".."):
             continue
         assert tree.look_up(directory, name) == child
         node = tree.node(child)
-        if isinstance(node, Directory):
+        if isinstance(node, TreeDirectory):
             assert node.prefix == prefix + name + b"/"
             found.update(shown(tree, child, node.prefix))
         elif isinstance(node, File):
@@ -67,7 +67,7 @@ def test_a_listing_resumes_at_each_offset(tmp_path: Path) -> None:
 def test_what_is_not_listed_is_not_found(tmp_path: Path) -> None:
     tree = Tree(manifest_of(tmp_path / "m", PATHS))
     root = tree.node(ROOT)
-    assert isinstance(root, Directory)
+    assert isinstance(root, TreeDirectory)
     for name in (b"aa", b"trai", b"zzz"):
         assert tree.look_up(root, name) == 0
     assert tree.node(2) is None
@@ -80,11 +80,11 @@ def test_what_is_not_listed_is_not_found(tmp_path: Path) -> None:
 def test_links_lead_from_the_root(tmp_path: Path) -> None:
     tree = Tree(manifest_of(tmp_path / "m", PATHS), {b"logs": b"/tmp/logs"})
     root = tree.node(ROOT)
-    assert isinstance(root, Directory)
+    assert isinstance(root, TreeDirectory)
     assert tree.node(tree.look_up(root, b"logs")) == Link(b"logs", b"/tmp/logs")
     assert b"logs" in names(tree)
     below = tree.node(tree.look_up(root, b"train"))
-    assert isinstance(below, Directory)
+    assert isinstance(below, TreeDirectory)
     assert tree.look_up(below, b"logs") == 0
     assert b"logs" not in names(tree, tree.look_up(root, b"train"))
 
