@@ -27,7 +27,7 @@ from typing import Final
 
 from prefeed.fuse import wire
 from prefeed.fuse.device import ProgramMount
-from prefeed.fuse.wire import Attributes, FileSystem, Operation, Request
+from prefeed.fuse.wire import Attributes, FileSystemSizes, Operation, FuseRequest
 
 SUBTYPE: Final = "slow"
 _TURN: Final = 64
@@ -65,11 +65,11 @@ class SlowTree:
         self._read_buffer = memoryview(bytearray(wire.READ_BYTES))
         self._opens: Counter[int] = Counter()
         self._reads: Counter[int] = Counter()
-        self._operations: dict[int, Callable[[Request], bytes]] = {
+        self._operations: dict[int, Callable[[FuseRequest], bytes]] = {
             Operation.LOOKUP: self._look_up,
             Operation.GETATTR: self._get_attributes,
             Operation.READLINK: lambda request: os.readlink(self._real(request.node)),
-            Operation.STATFS: lambda request: wire.file_system(FileSystem.of(os.statvfs(self._source))),
+            Operation.STATFS: lambda request: wire.file_system(FileSystemSizes.of(os.statvfs(self._source))),
             Operation.RELEASE: self._release,
             Operation.INIT: lambda request: wire.greeting_answer(wire.parse_greeting(request.body))[0],
             Operation.OPENDIR: self._open_listing,
@@ -85,7 +85,7 @@ class SlowTree:
             "reads": {os.fsdecode(self._paths[node]): times for node, times in self._reads.items()},
         }
 
-    def answer(self, request: Request) -> None:
+    def answer(self, request: FuseRequest) -> None:
         """Answer one request now, or have it wait."""
         if request.operation in wire.UNANSWERED:
             return
@@ -113,7 +113,7 @@ class SlowTree:
         else:
             self._send(unique, outcome)
 
-    def _outcome(self, request: Request) -> bytes | int:
+    def _outcome(self, request: FuseRequest) -> bytes | int:
         """Return the body of the answer, or the errno."""
         operation = self._operations.get(request.operation)
         if operation is None:
@@ -136,7 +136,7 @@ class SlowTree:
 
     # ------------------------------------------------------------ files
 
-    def _open(self, request: Request) -> None:
+    def _open(self, request: FuseRequest) -> None:
         self._opens[request.node] += 1
         outcome: bytes | int
         try:
@@ -145,12 +145,12 @@ class SlowTree:
             outcome = err.errno or errno.EIO
         self._send_in(self._open_seconds, request.unique, outcome)
 
-    def _open_file(self, request: Request) -> int:
+    def _open_file(self, request: FuseRequest) -> int:
         if not wire.opens_to_read(request.body):
             raise OSError(errno.EROFS, "read-only")
         return os.open(self._real(request.node), os.O_RDONLY | os.O_CLOEXEC)
 
-    def _read(self, request: Request) -> None:
+    def _read(self, request: FuseRequest) -> None:
         self._reads[request.node] += 1
         if self._silent and self._paths[request.node] == self._silent:
             return
@@ -166,7 +166,7 @@ class SlowTree:
         header = wire.ANSWER_HEADER.pack(wire.ANSWER_HEADER.size + size, 0, request.unique)
         self._write([header, self._read_buffer[:size]])
 
-    def _release(self, request: Request) -> bytes:
+    def _release(self, request: FuseRequest) -> bytes:
         os.close(wire.parse_handle(request.body))
         return b""
 
@@ -182,7 +182,7 @@ class SlowTree:
             self._paths.append(path)
         return node
 
-    def _look_up(self, request: Request) -> bytes:
+    def _look_up(self, request: FuseRequest) -> bytes:
         path = os.path.join(self._paths[request.node], wire.parse_name(request.body))
         try:
             found = os.lstat(os.path.join(self._source, path))
@@ -190,20 +190,20 @@ class SlowTree:
             return wire.no_entry(self._valid_seconds)
         return wire.entry(self._node(path), Attributes.of(found), self._valid_seconds)
 
-    def _get_attributes(self, request: Request) -> bytes:
+    def _get_attributes(self, request: FuseRequest) -> bytes:
         return wire.attributes(Attributes.of(os.lstat(self._real(request.node))), self._valid_seconds)
 
-    def _open_listing(self, request: Request) -> bytes:
+    def _open_listing(self, request: FuseRequest) -> bytes:
         names = sorted(os.listdir(self._real(request.node)))
         handle = max(self._listings, default=0) + 1
         self._listings[handle] = [b".", b"..", *names]
         return wire.opened(handle)
 
-    def _release_listing(self, request: Request) -> bytes:
+    def _release_listing(self, request: FuseRequest) -> bytes:
         del self._listings[wire.parse_handle(request.body)]
         return b""
 
-    def _list(self, request: Request, *, plus: bool) -> bytes:
+    def _list(self, request: FuseRequest, *, plus: bool) -> bytes:
         """Return as many lines of the listing as have room, from the wanted offset on."""
         place = wire.parse_read(request.body)
         names = self._listings[place.handle]

@@ -29,7 +29,7 @@ ANSWER_HEADER: Final = struct.Struct("<IiQ")
 """Length, negative errno, unique."""
 
 REQUEST_HEADER: Final = struct.Struct("<4xIQQ8xI")
-"""Operation, unique, node and task of a ``Request``."""
+"""Operation, unique, node and task of a ``FuseRequest``."""
 
 _ATTRIBUTES: Final = struct.Struct("<6Q10I")
 _ENTRY: Final = struct.Struct("<4Q2I")
@@ -112,7 +112,7 @@ class Operation(enum.IntEnum):
 UNANSWERED: Final = frozenset({Operation.FORGET, Operation.BATCH_FORGET, Operation.INTERRUPT, Operation.DESTROY})
 
 
-class Request(NamedTuple):
+class FuseRequest(NamedTuple):
     """A request of the kernel.
 
     Attributes:
@@ -161,7 +161,7 @@ class Attributes(NamedTuple):
         )  # fmt: skip
 
 
-class FileSystem(NamedTuple):
+class FileSystemSizes(NamedTuple):
     """Sizes of a file system, as in ``statfs``."""
 
     num_blocks: int
@@ -174,7 +174,7 @@ class FileSystem(NamedTuple):
     fragment_bytes: int
 
     @classmethod
-    def of(cls, found: os.statvfs_result) -> FileSystem:
+    def of(cls, found: os.statvfs_result) -> FileSystemSizes:
         """Convert the result of ``os.statvfs``."""
         return cls(
             found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree,
@@ -190,10 +190,10 @@ class ReadRange(NamedTuple):
     size_bytes: int
 
 
-def parse_request(data: memoryview) -> Request:
+def parse_request(data: memoryview) -> FuseRequest:
     """Parse a request of the kernel."""
     operation, unique, node, task = REQUEST_HEADER.unpack_from(data)
-    return Request(operation, unique, node, task, data[HEADER_BYTES:])
+    return FuseRequest(operation, unique, node, task, data[HEADER_BYTES:])
 
 
 def parse_name(body: memoryview) -> bytes:
@@ -296,7 +296,7 @@ def listed_entry(node: int, found: Attributes, name: bytes, next_offset: int, va
     return head + name + bytes(-len(name) % 8)
 
 
-def file_system(found: FileSystem) -> bytes:
+def file_system(found: FileSystemSizes) -> bytes:
     """Return the reply to ``STATFS``."""
     return _FILE_SYSTEM.pack(*found, 0)
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from prefeed.config import Config
 from prefeed.fuse import wire
 from prefeed.fuse.device import clone_device
-from prefeed.fuse.wire import Feature, Request
+from prefeed.fuse.wire import Feature, FuseRequest
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import MountedObjects
 from prefeed.mount.polling import BusyPolling
@@ -49,7 +49,7 @@ class Daemon:
     def __init__(
         self,
         device: int,
-        answer: Callable[[Request], Buffer | int],
+        answer: Callable[[FuseRequest], Buffer | int],
         answer_at_once: Callable[[int, int, int, bytearray], Buffer | None] = lambda *_: None,
     ) -> None:
         """Answer the requests of a device.

@@ -15,7 +15,7 @@ from typing import Final
 
 from prefeed.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, PrefeedError
 from prefeed.fuse import wire
-from prefeed.fuse.wire import Attributes, Feature, FileSystem, OpenFlag, Operation, Request
+from prefeed.fuse.wire import Attributes, Feature, FileSystemSizes, OpenFlag, Operation, FuseRequest
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import MountedObjects
 from prefeed.mount.request import SMALL_BYTES
@@ -78,7 +78,7 @@ class Service:
         self._uid, self._gid = os.geteuid(), os.getegid()
         self._stamps = tree.manifest.stamps
         self._num_logged = 0
-        self._operations: dict[int, Callable[[Request], Buffer]] = {
+        self._operations: dict[int, Callable[[FuseRequest], Buffer]] = {
             Operation.LOOKUP: self._look_up,
             Operation.GETATTR: self._get_attributes,
             Operation.READLINK: self._read_link,
@@ -113,7 +113,7 @@ class Service:
             return b""
         return None
 
-    def answer(self, request: Request) -> Buffer | int:
+    def answer(self, request: FuseRequest) -> Buffer | int:
         """Return the body of the answer, or an errno."""
         operation = self._operations.get(request.operation)
         if operation is None:
@@ -130,23 +130,23 @@ class Service:
         self._files.close()
         self._objects.close()
 
-    def _look_up(self, request: Request) -> bytes:
+    def _look_up(self, request: FuseRequest) -> bytes:
         directory = self._find_directory(request.node)
         number = self._tree.look_up(directory, wire.parse_name(request.body))
         if not number:
             return wire.no_entry(_VALID_SECONDS)
         return wire.entry(number, self._attributes(number), _VALID_SECONDS)
 
-    def _get_attributes(self, request: Request) -> bytes:
+    def _get_attributes(self, request: FuseRequest) -> bytes:
         return wire.attributes(self._attributes(request.node), _VALID_SECONDS)
 
-    def _read_link(self, request: Request) -> bytes:
+    def _read_link(self, request: FuseRequest) -> bytes:
         node = self._tree.node(request.node)
         if not isinstance(node, Link):
             raise OSError(errno.EINVAL, "not a link")
         return node.target
 
-    def _list_directory(self, request: Request, *, plus: bool) -> bytes:
+    def _list_directory(self, request: FuseRequest, *, plus: bool) -> bytes:
         """List a directory from the requested offset, as far as the answer's size allows."""
         self._find_directory(request.node)
         place = wire.parse_read(request.body)
@@ -163,10 +163,10 @@ class Service:
             answer += line
         return bytes(answer)
 
-    def _file_system(self, request: Request) -> bytes:
+    def _file_system(self, request: FuseRequest) -> bytes:
         manifest = self._tree.manifest
         blocks = -(-manifest.total_bytes // _IO_BYTES)
-        return wire.file_system(FileSystem(blocks, 0, 0, manifest.num_objects, 0, _IO_BYTES, 255, _IO_BYTES))
+        return wire.file_system(FileSystemSizes(blocks, 0, 0, manifest.num_objects, 0, _IO_BYTES, 255, _IO_BYTES))
 
     def _find_directory(self, number: int) -> TreeDirectory:
         node = self._tree.node(number)
@@ -198,7 +198,7 @@ class Service:
             number, size, blocks, changed, changed, changed, mode, 1, self._uid, self._gid, _IO_BYTES
         )  # fmt: skip
 
-    def _open(self, request: Request) -> bytes:
+    def _open(self, request: FuseRequest) -> bytes:
         if not wire.opens_to_read(request.body):
             raise OSError(errno.EROFS, "read-only")
         object_id = self._find_object(request.node)
@@ -213,7 +213,7 @@ class Service:
         self._objects.large.record_open(object_id)
         return _OPENED_CACHED
 
-    def _read(self, request: Request) -> Buffer:
+    def _read(self, request: FuseRequest) -> Buffer:
         place = wire.parse_read(request.body)
         object_id = self._find_object(request.node)
         if place.handle != _SMALL:
@@ -222,7 +222,7 @@ class Service:
                 return data
         return self._objects.read(object_id, place.offset, place.size_bytes, task=request.task)
 
-    def _release(self, request: Request) -> bytes:
+    def _release(self, request: FuseRequest) -> bytes:
         handle = wire.parse_handle(request.body)
         if handle != _SMALL:
             object_id = self._find_object(request.node)

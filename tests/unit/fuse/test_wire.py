@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.fuse import wire
-from prefeed.fuse.wire import Attributes, Feature, FileSystem, Greeting, OpenFlag
+from prefeed.fuse.wire import Attributes, Feature, FileSystemSizes, Greeting, OpenFlag
 
 ATTRIBUTES = Attributes(
     inode=7, size_bytes=1000, num_blocks=2, accessed_ns=1_000_000_001, modified_ns=2_000_000_002,
@@ -100,5 +100,5 @@ def test_a_resend_is_a_message_of_the_server() -> None:
 def test_attributes_and_file_systems_are_taken_from_the_machine(tmp_path: Path) -> None:
     status, space = os.stat(tmp_path), os.statvfs(tmp_path)
     assert Attributes.of(status)[:2] == (status.st_ino, status.st_size)
-    assert FileSystem.of(space)[5:] == (space.f_bsize, space.f_namemax, space.f_frsize)
-    assert len(wire.file_system(FileSystem.of(space))) == 80
+    assert FileSystemSizes.of(space)[5:] == (space.f_bsize, space.f_namemax, space.f_frsize)
+    assert len(wire.file_system(FileSystemSizes.of(space))) == 80
