@@ -27,7 +27,7 @@ from prefeed.client.connection import Connection
 from prefeed.client.launch import start_server
 from prefeed.client.node import NodeClient
 from prefeed.config import resolve
-from prefeed.jobs.records import JobRecord, Records
+from prefeed.jobs.records import JobRecord, JobRecords
 from prefeed.sampleset.records import remove_deleted
 from prefeed.server.main import disk_notice
 from prefeed.sources.library import ManifestLibrary
@@ -141,7 +141,7 @@ def test_what_its_user_has_in_a_home_stays(root: Path, tmp_path: Path, monkeypat
     remove_deleted(resolve())
     assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
     with pytest.raises(errors.JobConflictError, match=r"train\.json is not the record"):
-        Records.of("", resolve()).claim(JobRecord(id="train", type="warmup"))
+        JobRecords.of("", resolve()).claim(JobRecord(id="train", type="warmup"))
     assert (home / "jobs" / "train.json").exists()
 
 

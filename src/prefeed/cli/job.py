@@ -34,7 +34,7 @@ from prefeed.jobs.running import (
     terminate,
     work_detached,
 )
-from prefeed.jobs.spec import RMR, Job, parse_job, resolve_job
+from prefeed.jobs.spec import RMR, ResolvedJob, parse_job, resolve_job
 from prefeed.jobs.warming import WarmEvents
 from prefeed.sampleset.yaml_files import errors_of, load_documents
 
@@ -142,7 +142,7 @@ def _exit_on_sigterm(ctx: click.Context) -> Iterator[None]:
         ctx.exit(EXIT_TERMINATED)
 
 
-def _read(file: Path, config: Config) -> list[Job]:
+def _read(file: Path, config: Config) -> list[ResolvedJob]:
     text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     with errors_of(str(file)):
         documents = list(load_documents(text, str(file)))
@@ -157,7 +157,7 @@ def _read(file: Path, config: Config) -> list[Job]:
     ]
 
 
-def _ask(job: Job) -> None:
+def _ask(job: ResolvedJob) -> None:
     (place,) = job.places
     named = relative_paths(place.url, job.paths)
     doomed = survey(place.url, named, place.settings, one_file_system=job.one_file_system)

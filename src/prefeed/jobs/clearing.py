@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import EmptyListingError, PrefeedError, ServerUnavailableError
-from prefeed.jobs.places import Place
+from prefeed.jobs.places import JobLocation
 from prefeed.jobs.rmr import relative_paths
 from prefeed.sampleset.records import SampleSet, read_progress, record_progress, set_of_home
 from prefeed.sources.library import ManifestLibrary
@@ -18,7 +18,7 @@ from prefeed.system.paths import overlap_by_name
 from prefeed.types import ClearResult
 
 
-def clear(place: Place, paths: Sequence[str], *, autostart: bool | None = None) -> ClearResult:
+def clear(place: JobLocation, paths: Sequence[str], *, autostart: bool | None = None) -> ClearResult:
     """Free the objects of paths in the node's tiers, if a listing or catalogue contains them.
 
     Args:
@@ -38,7 +38,7 @@ def clear(place: Place, paths: Sequence[str], *, autostart: bool | None = None) 
     return ClearResult(entries=sum(r.entries for r in results), bytes=sum(r.bytes for r in results))
 
 
-def free_removed(place: Place, paths: Sequence[str], *, entries: bool = True) -> ClearResult:
+def free_removed(place: JobLocation, paths: Sequence[str], *, entries: bool = True) -> ClearResult:
     """Free objects and drop listings after data was removed or changed. Starts no server.
 
     The next reader lists the root again. A sample set is listed immediately, because its status shows the number of objects.

@@ -56,7 +56,7 @@ def require_root(root: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class JobLocation:
     """Resolved place of a job.
 
     Attributes:
@@ -70,7 +70,7 @@ class Place:
     sample_set: SampleSet | None = None
 
 
-def locate_place(url: str, config: Config) -> Place:
+def locate_place(url: str, config: Config) -> JobLocation:
     """Resolve a URL, path or ``sampleset://`` name into a place.
 
     Raises:
@@ -78,18 +78,18 @@ def locate_place(url: str, config: Config) -> Place:
         SampleSetNotFoundError: No such set exists.
     """
     if not is_named(url):
-        return Place(url=root_of(url), settings=config)
+        return JobLocation(url=root_of(url), settings=config)
     found, path = find_named(url, config)
     return place_in(found, found.settings(config), path)
 
 
-def place_in(found: SampleSet, settings: Config, path: str = "") -> Place:
+def place_in(found: SampleSet, settings: Config, path: str = "") -> JobLocation:
     """Return a place in a sample set with these settings. Raises as ``root_of``."""
-    return Place(url=root_of(found.url_of(path)), settings=settings, sample_set=found)
+    return JobLocation(url=root_of(found.url_of(path)), settings=settings, sample_set=found)
 
 
 @contextlib.contextmanager
-def lock_job_sets(*places: Place, sample_set: SampleSet | None = None) -> Iterator[None]:
+def lock_job_sets(*places: JobLocation, sample_set: SampleSet | None = None) -> Iterator[None]:
     """Lock the sets of a job, so that no other job runs on them and none is deleted.
 
     Raises:

@@ -84,7 +84,7 @@ class JobRecord:
         return self.phase in (SUCCEEDED, FAILED)
 
 
-class Records:
+class JobRecords:
     """Records of the jobs of one set, or of the jobs without a set. **Processes**: any number at once.
 
     Args:
@@ -95,7 +95,7 @@ class Records:
         self.directory = directory
 
     @classmethod
-    def of(cls, sample_set: str, config: Config) -> Records:
+    def of(cls, sample_set: str, config: Config) -> JobRecords:
         """Return the records of a set; an empty name gives those without a set."""
         return cls((directory_of(sample_set, config) if sample_set else config.home) / _JOBS)
 
@@ -201,14 +201,14 @@ class Records:
         return waiting[:at] + [job for job in waiting[at + 1 :] if job.phase == RUNNING]
 
 
-def all_jobs(config: Config) -> list[tuple[Records, JobRecord]]:
+def all_jobs(config: Config) -> list[tuple[JobRecords, JobRecord]]:
     """Return the jobs of all sets and those without a set, oldest first."""
-    places = [Records.of(name, config) for name in ("", *names(config))]
+    places = [JobRecords.of(name, config) for name in ("", *names(config))]
     found = [(place, job) for place in places for job in place.all()]
     return sorted(found, key=lambda pair: (pair[1].created, pair[1].id))
 
 
-def find_job(name: str, config: Config) -> tuple[Records, JobRecord]:
+def find_job(name: str, config: Config) -> tuple[JobRecords, JobRecord]:
     """Return a job by its name. If several sets have one, return the newest.
 
     Raises:

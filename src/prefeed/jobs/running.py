@@ -27,10 +27,10 @@ from prefeed.config import Config
 from prefeed.errors import JobConflictError, JobError, PrefeedError, SampleSetError
 from prefeed.jobs.clearing import clear, free_removed
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.places import Place, locate_place, lock_job_sets
-from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
+from prefeed.jobs.places import JobLocation, locate_place, lock_job_sets
+from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, JobRecords
 from prefeed.jobs.rmr import RmrResult, relative_paths, remove, survey
-from prefeed.jobs.spec import RMR, SYNC, WARMUP, Job, parse_spec, resolve_job
+from prefeed.jobs.spec import RMR, SYNC, WARMUP, ResolvedJob, parse_spec, resolve_job
 from prefeed.jobs.sync import sync_between
 from prefeed.jobs.warming import WarmEvents, warm_up
 from prefeed.sampleset.documents import Document
@@ -76,7 +76,7 @@ class JobEvents:
 # ---------------------------------------------------------------- types of jobs
 
 
-def do_job(job: Job, events: JobEvents) -> JobOutcome:
+def do_job(job: ResolvedJob, events: JobEvents) -> JobOutcome:
     """Run a job of any type. **Blocking** until the job has ended.
 
     Raises:
@@ -95,7 +95,7 @@ def do_job(job: Job, events: JobEvents) -> JobOutcome:
 
 
 def sync_and_renew(
-    source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
+    source: JobLocation, target: JobLocation, options: SyncOptions, config: Config, events: SyncEvents | None = None
 ) -> SyncResult:
     """Sync two places, and drop this home's listings of changed ones. See ``sync``."""
     result = sync_between(source, target, options, config, events)
@@ -107,7 +107,7 @@ def sync_and_renew(
     return result
 
 
-def remove_named(place: Place, paths: tuple[str, ...], *, one_file_system: bool = True) -> RmrResult:
+def remove_named(place: JobLocation, paths: tuple[str, ...], *, one_file_system: bool = True) -> RmrResult:
     """Remove paths at the origin, and their objects in the node's tiers. See ``rmr.remove``."""
     named = relative_paths(place.url, paths)
     survey(place.url, named, place.settings, one_file_system=one_file_system)
@@ -150,7 +150,7 @@ def removal_outcome(result: RmrResult) -> JobOutcome:
 # ---------------------------------------------------------------- recorded jobs
 
 
-def apply_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
+def apply_job(job: ResolvedJob, config: Config, events: JobEvents) -> JobRecord:
     """Run a job unless it has already succeeded; return its record.
 
     **Blocking**: until earlier jobs of the set and the job itself have ended. **Threads**: main thread only, because of SIGTERM.
@@ -159,12 +159,12 @@ def apply_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
         JobConflictError: The job is pending or running, or has succeeded with other options.
         TerminatedError: SIGTERM was received, which is also recorded.
     """
-    records = Records.of(job.set_name, config)
+    records = JobRecords.of(job.set_name, config)
     before = _claim(job, records, events)
     return before if before is not None else _run_claimed(job, records, events)
 
 
-def detach_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
+def detach_job(job: ResolvedJob, config: Config, events: JobEvents) -> JobRecord:
     """Start a detached process that runs the job; return the record, which names the process.
 
     Raises:
@@ -172,7 +172,7 @@ def detach_job(job: Job, config: Config, events: JobEvents) -> JobRecord:
         JobError: The process did not start the job.
     """
     reap_ended()
-    records = Records.of(job.set_name, config)
+    records = JobRecords.of(job.set_name, config)
     before = _claim(job, records, events)
     if before is not None:
         return before
@@ -206,7 +206,7 @@ def reap_ended() -> None:
 
 def work_detached(name: str, sample_set: str, config: Config, events: JobEvents) -> JobRecord:
     """Run a job in this process that another process recorded."""
-    records = Records.of(sample_set, config)
+    records = JobRecords.of(sample_set, config)
     with records.lock():
         record = records.read(name)
         if record is None or record.is_over:
@@ -220,7 +220,7 @@ def work_detached(name: str, sample_set: str, config: Config, events: JobEvents)
     return _run_claimed(job, records, events)
 
 
-def _run_claimed(job: Job, records: Records, events: JobEvents) -> JobRecord:
+def _run_claimed(job: ResolvedJob, records: JobRecords, events: JobEvents) -> JobRecord:
     """Wait for the turn of a job that this process recorded, and run it. Raises as ``apply_job``."""
 
     def wait(before: Sequence[str]) -> None:
@@ -269,7 +269,7 @@ def copy_to_origin(
         if copying is not None:
             copying(so_far.copying.num_copied, so_far.copying.bytes_copied)
 
-    records = Records(found.directory / "jobs")
+    records = JobRecords(found.directory / "jobs")
     job = _record_start(found, records)
     try:
         with records.keep_alive(job.id):
@@ -286,7 +286,7 @@ def copy_to_origin(
         )
 
 
-def _record_start(found: SampleSet, records: Records) -> JobRecord:
+def _record_start(found: SampleSet, records: JobRecords) -> JobRecord:
     now = time.time()
     job = JobRecord(
         id=f"sync-{uuid4().hex[:8]}",
@@ -304,13 +304,13 @@ def _record_start(found: SampleSet, records: Records) -> JobRecord:
     return job
 
 
-def _record_end(records: Records, job: JobRecord, done: JobOutcome) -> None:
+def _record_end(records: JobRecords, job: JobRecord, done: JobOutcome) -> None:
     phase = FAILED if done.problem else SUCCEEDED
     with records.lock():
         records.write(replace(job, phase=phase, message=done.problem, finished=time.time(), result=dict(done.counts)))
 
 
-def terminate(records: Records, record: JobRecord, *, within_seconds: float = TERMINATE_SECONDS) -> str:
+def terminate(records: JobRecords, record: JobRecord, *, within_seconds: float = TERMINATE_SECONDS) -> str:
     """End a job by SIGTERM, or SIGKILL if it does not end in time; return a sentence about it."""
     if record.is_over:
         return f"{record.id} has ended already: {record.phase}"
@@ -346,7 +346,7 @@ def terminate(records: Records, record: JobRecord, *, within_seconds: float = TE
 # ---------------------------------------------------------------- recording
 
 
-def _claim(job: Job, records: Records, events: JobEvents) -> JobRecord | None:
+def _claim(job: ResolvedJob, records: JobRecords, events: JobEvents) -> JobRecord | None:
     """Record the job as pending in this process; if it has succeeded already, return its record."""
     if job.terminate:
         for other in records.all():

@@ -19,7 +19,7 @@ from msgspec import Meta
 from prefeed.config import Config
 from prefeed.errors import JobSpecError, SpecError
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.places import Place, locate_place, place_in, require_root
+from prefeed.jobs.places import JobLocation, locate_place, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import (
     FieldRule,
@@ -279,7 +279,7 @@ class JobDocument(Envelope, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ResolvedJob:
     """Resolved job.
 
     Attributes:
@@ -302,7 +302,7 @@ class Job:
     terminate: bool
     sample_set: SampleSet | None
     settings: Config
-    places: tuple[Place, ...]
+    places: tuple[JobLocation, ...]
     fills_origin: bool = False
     sync: SyncOptions = field(default_factory=SyncOptions)
     warmup: WarmupOptions = field(default_factory=WarmupOptions)
@@ -359,7 +359,7 @@ def parse_spec(document: Document) -> JobFields:
     return decode(document, JobFields, "spec")
 
 
-def resolve_job(name: str, spec: JobFields, document: Document, config: Config) -> Job:
+def resolve_job(name: str, spec: JobFields, document: Document, config: Config) -> ResolvedJob:
     """Resolve the set, the places and the options of a job.
 
     Args:
@@ -388,7 +388,7 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
             options["warmup"] = _warmup_options(own)
         elif isinstance(own, RmrFields):
             options["one_file_system"] = own.one_file_system
-    return Job(
+    return ResolvedJob(
         name=name,
         type=spec.type,
         terminate=spec.terminate,
@@ -430,7 +430,7 @@ def _same_named(own: Fields, kind: type) -> dict[str, Any]:
     return {one.name: getattr(own, one.name) for one in fields(kind) if hasattr(own, one.name)}
 
 
-def _locate_end(uri: str, settings: Config, found: SampleSet | None) -> Place:
+def _locate_end(uri: str, settings: Config, found: SampleSet | None) -> JobLocation:
     """Resolve a place of a sync, also in PaddlePaddle's notation.
 
     Raises:
@@ -442,4 +442,4 @@ def _locate_end(uri: str, settings: Config, found: SampleSet | None) -> Place:
             f"{uri} is {place.url} at {place.endpoint}, but the settings use another endpoint for {place.url}: set "
             f'"endpoint": "{place.endpoint}" for it in {settings.home / FILE}, or set AWS_ENDPOINT_URL'
         )
-    return Place(url=require_root(place.url), settings=settings, sample_set=found)
+    return JobLocation(url=require_root(place.url), settings=settings, sample_set=found)

@@ -25,7 +25,7 @@ from typing import Final
 from prefeed.config import Config
 from prefeed.errors import CopyError, EmptyListingError, JobError, JobSpecError, ObjectNotFoundError, SourceError
 from prefeed.jobs.options import SyncEvents, SyncOptions, SyncProgress, SyncResult
-from prefeed.jobs.places import Place, locate_place
+from prefeed.jobs.places import JobLocation, locate_place
 from prefeed.prefetching import BackgroundGenerator
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.mounts import is_within
@@ -71,7 +71,7 @@ def sync(
 
 
 def sync_between(
-    source: Place, target: Place, options: SyncOptions, config: Config, events: SyncEvents | None = None
+    source: JobLocation, target: JobLocation, options: SyncOptions, config: Config, events: SyncEvents | None = None
 ) -> SyncResult:  # fmt: skip
     """Sync two resolved places. See ``sync``.
 

@@ -17,7 +17,7 @@ from prefeed.client.blocks import Blocks
 from prefeed.client.node import NodeClient
 from prefeed.config import Config
 from prefeed.errors import EmptyListingError, JobSpecError, ServerUnavailableError
-from prefeed.jobs.places import Place
+from prefeed.jobs.places import JobLocation
 from prefeed.jobs.rmr import relative_paths
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import split_object
@@ -65,7 +65,7 @@ class WarmEvents:
     note: Callable[[str], None] = lambda _: None
 
 
-def warm_up(place: Place, options: WarmupOptions, events: WarmEvents | None = None) -> WarmResult:
+def warm_up(place: JobLocation, options: WarmupOptions, events: WarmEvents | None = None) -> WarmResult:
     """Fetch objects into the node's tiers until all are cached or the tiers are full.
 
     If the server dies, another one is started, and the warm-up resumes with the missing objects.

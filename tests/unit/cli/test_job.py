@@ -17,7 +17,7 @@ from click.testing import Result
 from leaks import wait_until
 from prefeed.config import resolve
 from prefeed.jobs import running
-from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, Records, all_jobs
+from prefeed.jobs.records import FAILED, RUNNING, SUCCEEDED, JobRecord, JobRecords, all_jobs
 from prefeed.system.machine import Process
 from servers import http_server, silent, write_index
 from unit.jobs.trees import make, names, tree
@@ -168,7 +168,7 @@ def test_jobs_that_remove_want_a_yes(run: Run, source: Path, tmp_path: Path) -> 
 
 
 def test_a_job_whose_process_is_gone_has_failed(run: Run) -> None:
-    records = Records.of("", resolve())
+    records = JobRecords.of("", resolve())
     with records.lock():
         records.write(JobRecord(id="lost", type="sync", phase=RUNNING, process=replace(Process.of(1), pid=2**22 + 1)))
 

@@ -13,7 +13,7 @@ import pytest
 
 from prefeed.errors import JobConflictError, JobError
 from prefeed.jobs import records as records_module
-from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, Records
+from prefeed.jobs.records import FAILED, PENDING, RUNNING, SUCCEEDED, JobRecord, JobRecords
 from prefeed.jobs.running import terminate
 from prefeed.system import machine
 from prefeed.system.machine import Process
@@ -22,8 +22,8 @@ OnNode = Callable[[str], None]
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Records:
-    return Records(tmp_path / "jobs")
+def records(tmp_path: Path) -> JobRecords:
+    return JobRecords(tmp_path / "jobs")
 
 
 @pytest.fixture
@@ -41,19 +41,19 @@ def job(name: str, *, created: float, phase: str = PENDING) -> JobRecord:
     return JobRecord(id=name, type="sync", phase=phase, created=created, process=Process.of(os.getpid()))
 
 
-def recorded(records: Records, *jobs: JobRecord) -> None:
+def recorded(records: JobRecords, *jobs: JobRecord) -> None:
     with records.lock():
         for one in jobs:
             records.write(one)
 
 
-def phase_of(records: Records, name: str) -> str:
+def phase_of(records: JobRecords, name: str) -> str:
     found = records.read(name)
     assert found is not None
     return found.phase
 
 
-def test_a_process_elsewhere_is_not_judged_by_its_number(records: Records, on_node: OnNode) -> None:
+def test_a_process_elsewhere_is_not_judged_by_its_number(records: JobRecords, on_node: OnNode) -> None:
     """It is under way while it says so; its number, which is another process's here, says nothing."""
     on_node("a")
     recorded(records, job("j", created=1, phase=RUNNING), replace(job("gone", created=2), process=Process()))
@@ -72,13 +72,13 @@ def test_a_process_elsewhere_is_not_judged_by_its_number(records: Records, on_no
     assert "on host-a has given no sign of life for 10 minutes: run it again" in found.message
 
 
-def test_another_container_of_the_kernel_is_elsewhere(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_container_of_the_kernel_is_elsewhere(records: JobRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(records, replace(job("j", created=1), process=replace(Process.of(os.getpid()), pid=2**22 + 1)))
     monkeypatch.setattr(machine, "process_namespace", lambda: "pid:[1]")
     assert phase_of(records, "j") == PENDING
 
 
-def test_a_job_of_another_node_is_not_ended_from_here(records: Records, on_node: OnNode) -> None:
+def test_a_job_of_another_node_is_not_ended_from_here(records: JobRecords, on_node: OnNode) -> None:
     on_node("a")
     recorded(records, job("j", created=1, phase=RUNNING))  # this very process
     on_node("b")
@@ -87,7 +87,7 @@ def test_a_job_of_another_node_is_not_ended_from_here(records: Records, on_node:
     assert "of host-a, which cannot be ended from here" in terminate(records, found)
 
 
-def test_one_of_all_who_claim_a_job_has_it(records: Records, on_node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_all_who_claim_a_job_has_it(records: JobRecords, on_node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen that there is none, or that it is over; the one that is late writes nothing."""
     monkeypatch.setattr(records_module, "try_flock", lambda _: True)
     records.directory.mkdir()
@@ -116,7 +116,7 @@ def test_one_of_all_who_claim_a_job_has_it(records: Records, on_node: OnNode, mo
 
 
 @contextmanager
-def turn(records: Records, name: str, waited: list[list[str]]) -> Iterator[None]:
+def turn(records: JobRecords, name: str, waited: list[list[str]]) -> Iterator[None]:
     def wait(before: list[str]) -> None:
         waited.append(before)
         raise InterruptedError
@@ -127,7 +127,7 @@ def turn(records: Records, name: str, waited: list[list[str]]) -> Iterator[None]
 
 @pytest.mark.parametrize("clocks", ["as one", "apart"])
 def test_two_nodes_do_not_run_at_once_without_locks(
-    records: Records, on_node: OnNode, monkeypatch: pytest.MonkeyPatch, clocks: str
+    records: JobRecords, on_node: OnNode, monkeypatch: pytest.MonkeyPatch, clocks: str
 ) -> None:
     """Whoever came first runs, also when the clock of the other one says that it did."""
     monkeypatch.setattr(records_module, "try_flock", lambda _: True)
@@ -149,22 +149,22 @@ def test_two_nodes_do_not_run_at_once_without_locks(
 
 
 def test_two_that_begin_at_once_see_each_other(
-    records: Records, on_node: OnNode, monkeypatch: pytest.MonkeyPatch
+    records: JobRecords, on_node: OnNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records_module, "try_flock", lambda _: True)
     on_node("b")
     recorded(records, job("j", created=2))
-    note = Records.update
+    note = JobRecords.update
 
-    def other_begins(self: Records, name: str, **changes: object) -> JobRecord:
-        monkeypatch.setattr(Records, "update", note)
+    def other_begins(self: JobRecords, name: str, **changes: object) -> JobRecord:
+        monkeypatch.setattr(JobRecords, "update", note)
         done = note(self, name, **changes)
         on_node("a")
         recorded(records, job("other", created=1, phase=RUNNING))
         on_node("b")
         return done
 
-    monkeypatch.setattr(Records, "update", other_begins)
+    monkeypatch.setattr(JobRecords, "update", other_begins)
     waited: list[list[str]] = []
     with pytest.raises(InterruptedError), turn(records, "j", waited):
         pass

@@ -8,7 +8,7 @@ import pytest
 from prefeed.config import Config, resolve
 from prefeed.errors import JobSpecError
 from prefeed.jobs import running
-from prefeed.jobs.records import FAILED, SUCCEEDED, JobRecord, Records
+from prefeed.jobs.records import FAILED, SUCCEEDED, JobRecord, JobRecords
 from prefeed.jobs.running import JobEvents, apply_job, work_detached
 from prefeed.jobs.spec import parse_spec, resolve_job
 from prefeed.sampleset.records import is_being_set_up
@@ -35,7 +35,7 @@ def test_a_place_at_one_provider_is_not_looked_for_at_another(sandbox: Sandbox, 
 @pytest.mark.usefixtures("sandbox")
 def test_a_detached_job_that_cannot_be_done_any_more_has_failed(tmp_path: Path) -> None:
     """It was resolved when it was applied; what its process finds may be another home."""
-    records = Records.of("", resolve())
+    records = JobRecords.of("", resolve())
     spec = {"type": "sync", "syncOptions": {"source": "bos://photos.bj.bcebos.com/train", "destination": str(tmp_path)}}
     with records.lock():
         records.write(JobRecord(id="one", type="sync", spec=spec, created=1.0, process=Process.of(os.getpid())))

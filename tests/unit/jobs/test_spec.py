@@ -8,8 +8,8 @@ import pytest
 from prefeed.config import resolve
 from prefeed.errors import JobSpecError, SampleSetNotFoundError, SpecError
 from prefeed.jobs.options import SyncOptions
-from prefeed.jobs.places import Place
-from prefeed.jobs.spec import Job, JobFields, SyncFields, parse_job, resolve_job
+from prefeed.jobs.places import JobLocation
+from prefeed.jobs.spec import ResolvedJob, JobFields, SyncFields, parse_job, resolve_job
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.yaml_files import load_documents
 from prefeed.transfer.patterns import Rule
@@ -23,7 +23,7 @@ def parsed(spec: str) -> JobFields:
     return parse_job(document).spec
 
 
-def resolved(spec: str) -> Job:
+def resolved(spec: str) -> ResolvedJob:
     [document] = load_documents(HEAD + spec, "job.yaml")
     asked = parse_job(document)
     return resolve_job(asked.metadata.name, asked.spec, document["spec"], resolve())
@@ -126,7 +126,7 @@ def test_the_places_of_a_job_are_those_of_its_set_and_may_be_in_another() -> Non
         False,
     )
     assert [place.settings.home.parent.name for place in job.places] == ["imagenet", "other"]
-    assert freed.places == (Place(url="/data", settings=job.places[0].settings, sample_set=job.sample_set),)
+    assert freed.places == (JobLocation(url="/data", settings=job.places[0].settings, sample_set=job.sample_set),)
     with pytest.raises(JobSpecError, match="nothing is copied: give syncOptions a destination"):
         resolved("  type: sync\n  sampleSetRef: imagenet\n")
     with pytest.raises(JobSpecError, match="from cron or a systemd timer"):
