@@ -17,9 +17,9 @@ import numpy as np
 from prefeed.config import GIB, Config
 from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError, SourceError
 from prefeed.packing.formats import require_crc32c
-from prefeed.packing.journal import JOURNAL_NAME, Job, Journal
+from prefeed.packing.journal import JOURNAL_NAME, PackOptions, Journal
 from prefeed.packing.order import LAYOUTS, check_names, packing_order
-from prefeed.packing.place import Place
+from prefeed.packing.place import PackLocation
 from prefeed.packing.writing import (
     PackProgress,
     Work,
@@ -108,7 +108,7 @@ def pack(
         SourceError: The source cannot be listed or read.
     """
     started = time.monotonic()
-    place = Place(request.out, config)
+    place = PackLocation(request.out, config)
     job = _job(request, place)
     with _errors_of_the_place(place):
         manifest = ManifestLibrary(config.home).open(
@@ -151,7 +151,7 @@ def _ignored(_done: int, _total: int, _bytes: int) -> None:
     pass
 
 
-def _job(request: PackRequest, place: Place) -> Job:
+def _job(request: PackRequest, place: PackLocation) -> PackOptions:
     if request.layout not in LAYOUTS:
         raise CannotPackError(f"{request.layout!r} is not a format; choose one of {', '.join(LAYOUTS)}")
     if request.layout == "tfrecord":
@@ -162,10 +162,10 @@ def _job(request: PackRequest, place: Place) -> Job:
     if is_within(place.url, source):
         raise CannotPackError(f"{place.url} lies in {source}, the directory to pack; pack into another directory")
     shard_bytes = 0 if request.layout == "lmdb" else request.shard_bytes or DEFAULT_SHARD_BYTES
-    return Job(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)
+    return PackOptions(source=source, layout=request.layout, shard_bytes=shard_bytes, seed=request.seed)
 
 
-def _finished(place: Place, job: Job, manifest: Manifest) -> PackHeader | None:
+def _finished(place: PackLocation, job: PackOptions, manifest: Manifest) -> PackHeader | None:
     """Return the header of a finished pack of the same objects; None if there is no finished pack.
 
     Raises:
@@ -185,7 +185,7 @@ def _finished(place: Place, job: Job, manifest: Manifest) -> PackHeader | None:
 
 
 @contextlib.contextmanager
-def _errors_of_the_place(place: Place) -> Iterator[None]:
+def _errors_of_the_place(place: PackLocation) -> Iterator[None]:
     """A full disk, and a place that cannot be written, are said in our words."""
     try:
         yield

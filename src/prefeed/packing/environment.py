@@ -11,7 +11,7 @@ import lmdb
 import numpy as np
 
 from prefeed.errors import CannotPackError
-from prefeed.packing.formats import Record
+from prefeed.packing.formats import PackedObject
 from prefeed.sources.listing import ENCODING
 from prefeed.types import Buffer
 
@@ -80,7 +80,7 @@ def value_offsets(data_file: Path, keys: Iterable[bytes]) -> Iterator[int]:
             yield places.offset(value)
 
 
-def scan(data_file: Path, name: str) -> Iterator[Record]:
+def scan(data_file: Path, name: str) -> Iterator[PackedObject]:
     """Yield every value of an environment's main database; it must not be written to meanwhile or afterwards.
 
     Raises:
@@ -96,7 +96,7 @@ def scan(data_file: Path, name: str) -> Iterator[Record]:
                     raise CannotPackError(
                         f"{name} has named databases, such as {bytes(key)!r}; only the main one is read"
                     )
-                yield Record(bytes(key).decode(*ENCODING), places.offset(value), value)
+                yield PackedObject(bytes(key).decode(*ENCODING), places.offset(value), value)
     except lmdb.Error as err:
         raise CannotPackError(f"{name} is not an LMDB environment, or is damaged: {err}") from err
 

@@ -34,7 +34,7 @@ _SUM: Final = struct.Struct("<I")
 _HEAD_BYTES: Final = _LENGTH.size + _SUM.size
 
 
-class Record(NamedTuple):
+class PackedObject(NamedTuple):
     """Object in a data file: its path, the offset of its bytes, and these bytes."""
 
     path: str
@@ -60,7 +60,7 @@ def tar_end(num_bytes: int) -> bytes:
     return bytes(_END_BYTES + -(num_bytes + _END_BYTES) % tarfile.RECORDSIZE)
 
 
-def scan_tar(file: BinaryIO, name: str) -> Iterator[Record]:
+def scan_tar(file: BinaryIO, name: str) -> Iterator[PackedObject]:
     """Yield each regular file of a tar file; links, directories and devices are passed over.
 
     Paths are relative, as all others are: ``tar -cf x.tar .`` writes ``./`` before each, which is left out.
@@ -79,7 +79,7 @@ def scan_tar(file: BinaryIO, name: str) -> Iterator[Record]:
                 if member.isreg() and path:
                     content = tar.extractfile(member)
                     assert content is not None
-                    yield Record(path, member.offset_data, content.read())
+                    yield PackedObject(path, member.offset_data, content.read())
             # At a header that cannot be read, tarfile ends as if it were the last one.
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
@@ -121,7 +121,7 @@ def tfrecord_frame(path: str, data: Buffer) -> tuple[bytes, bytes]:
     )
 
 
-def scan_tfrecord(file: BinaryIO, name: str) -> Iterator[Record]:
+def scan_tfrecord(file: BinaryIO, name: str) -> Iterator[PackedObject]:
     """Yield the payload of each record; its path is the file's name and its number, six digits or more.
 
     Raises:
@@ -142,7 +142,7 @@ def scan_tfrecord(file: BinaryIO, name: str) -> Iterator[Record]:
         payload = file.read(size)
         if file.read(_SUM.size) != _masked(google_crc32c.value(payload)):
             raise CannotPackError(f"{where} is damaged: its bytes do not match its checksum")
-        yield Record(f"{name}/{number:06d}", start + _HEAD_BYTES, payload)
+        yield PackedObject(f"{name}/{number:06d}", start + _HEAD_BYTES, payload)
         start += _HEAD_BYTES + size + _SUM.size
         number += 1
 

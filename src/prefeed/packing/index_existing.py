@@ -19,7 +19,7 @@ from prefeed.config import Config
 from prefeed.errors import CannotPackError, EmptyListingError, PackOccupiedError, PrefeedError
 from prefeed.packing import environment
 from prefeed.packing.driver import PackResult, result_of
-from prefeed.packing.formats import Record, scan_tar, scan_tfrecord
+from prefeed.packing.formats import PackedObject, scan_tar, scan_tfrecord
 from prefeed.packing.writing import PackProgress, encode
 from prefeed.sources.answers import patiently
 from prefeed.sources.listing import ENCODING
@@ -160,7 +160,7 @@ def _told_apart(paths: list[bytes], files: array[int], data_files: list[str]) ->
     return [prefixes[file] + path for path, file in zip(paths, files, strict=True)]
 
 
-def _records(source: RangeSource, layout: str, info: ObjectInfo, config: Config) -> Iterator[Record]:
+def _records(source: RangeSource, layout: str, info: ObjectInfo, config: Config) -> Iterator[PackedObject]:
     if layout == "lmdb":
         if not source.url.startswith("/"):
             raise CannotPackError(

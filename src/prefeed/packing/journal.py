@@ -18,7 +18,7 @@ from prefeed.system.locks import is_named, open_locked
 JOURNAL_NAME: Final = "prefeed-pack.journal"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PackOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of a pack: only the same job resumes it."""
 
     source: str
@@ -64,7 +64,7 @@ class Journal:
     def __init__(self, path: Path, descriptor: int) -> None:
         """Read the whole lines of an open and locked file; use ``open``."""
         self._path, self._descriptor = path, descriptor
-        self.job: Job | None = None
+        self.job: PackOptions | None = None
         self.parts: list[Part] = []
         self._ends = [0]  # of each line
         data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
@@ -72,7 +72,7 @@ class Journal:
             line = data[self._ends[-1] : end]
             try:
                 if self.job is None:
-                    self.job = msgspec.json.decode(line, type=Job)
+                    self.job = msgspec.json.decode(line, type=PackOptions)
                 else:
                     self.parts.append(msgspec.json.decode(line, type=Part))
             except msgspec.DecodeError:
@@ -96,7 +96,7 @@ class Journal:
             raise PackOccupiedError(f"another process packs into {directory} now; wait for it") from err
         return cls(path, descriptor)
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: PackOptions) -> None:
         """Record a job without parts."""
         self._ends, self.job, self.parts = [0], job, []
         self._append(job)
@@ -121,7 +121,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def _append(self, step: Job | Part) -> None:
+    def _append(self, step: PackOptions | Part) -> None:
         line, start = msgspec.json.encode(step) + b"\n", self._ends[-1]
         os.ftruncate(self._descriptor, start)
         self._ends.append(start + len(line))

@@ -82,7 +82,7 @@ def _refused(layout: str, files: Iterable[tuple[bytes, str, int]]) -> Iterator[s
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PackingOrder:
     """What is packed, one after the other.
 
     Attributes:
@@ -94,7 +94,7 @@ class Order:
     starts: NDArray[np.int64]
 
 
-def packing_order(manifest: Manifest, layout: str, seed: int | None) -> Order:
+def packing_order(manifest: Manifest, layout: str, seed: int | None) -> PackingOrder:
     """Return files in order of their samples' keys and their paths; with a seed, the samples shuffled.
 
     A unit is what makes one sample of a WebDataset; in other formats each file is one.
@@ -107,7 +107,7 @@ def packing_order(manifest: Manifest, layout: str, seed: int | None) -> Order:
         ids, starts = np.array(order, np.int64), np.array([0, *changes, count], np.int64)
     else:
         ids, starts = np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64)
-    return Order(ids, starts) if seed is None else _shuffled(ids, starts, seed)
+    return PackingOrder(ids, starts) if seed is None else _shuffled(ids, starts, seed)
 
 
 def signature(manifest: Manifest, ids: NDArray[np.int64]) -> str:
@@ -125,10 +125,10 @@ def _key(path: str) -> str:
     return path if sample is None else sample[0]
 
 
-def _shuffled(ids: NDArray[np.int64], starts: NDArray[np.int64], seed: int) -> Order:
+def _shuffled(ids: NDArray[np.int64], starts: NDArray[np.int64], seed: int) -> PackingOrder:
     units = list(range(len(starts) - 1))
     random.Random(seed).shuffle(units)  # Python promises the same order in every version; numpy does not.
     lengths = np.diff(starts)[units]
     members = (range(int(starts[unit]), int(starts[unit + 1])) for unit in units)
     taken = np.fromiter(chain.from_iterable(members), np.int64, len(ids))
-    return Order(ids[taken], np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
+    return PackingOrder(ids[taken], np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))

@@ -31,7 +31,7 @@ _OURS: Final = re.compile(
 )
 
 
-class Place:
+class PackLocation:
     """Place of one pack.
 
     Attributes:

@@ -22,9 +22,9 @@ from xxhash import xxh3_64_intdigest
 from prefeed.errors import PackError, PackSourceChangedError
 from prefeed.packing.environment import DATA_FILE, LOCK_FILE, EnvironmentWriter, value_offsets
 from prefeed.packing.formats import tar_end, tar_frame, tfrecord_frame
-from prefeed.packing.journal import Job, Journal, Part
-from prefeed.packing.order import Order, signature
-from prefeed.packing.place import PARTIAL, Place
+from prefeed.packing.journal import PackOptions, Journal, Part
+from prefeed.packing.order import PackingOrder, signature
+from prefeed.packing.place import PARTIAL, PackLocation
 from prefeed.sources.answers import patiently
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest, version_hash
@@ -51,10 +51,10 @@ class Work:
         progress: Callback for the progress.
     """
 
-    job: Job
-    place: Place
+    job: PackOptions
+    place: PackLocation
     manifest: Manifest
-    order: Order
+    order: PackingOrder
     progress: PackProgress
 
 

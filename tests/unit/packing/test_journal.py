@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import PackOccupiedError
-from prefeed.packing.journal import JOURNAL_NAME, Job, Journal, Part
+from prefeed.packing.journal import JOURNAL_NAME, PackOptions, Journal, Part
 
-JOB = Job(source="/src", layout="tfrecord", shard_bytes=5, seed=None)
+JOB = PackOptions(source="/src", layout="tfrecord", shard_bytes=5, seed=None)
 
 
 def part(number: int) -> Part:

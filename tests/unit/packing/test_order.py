@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fake_sources import MemorySource
-from prefeed.packing.order import Order, packing_order, signature
+from prefeed.packing.order import PackingOrder, packing_order, signature
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import build_manifest
 
@@ -16,7 +16,7 @@ def manifest(tmp_path: Path, paths: list[str] = PATHS) -> Manifest:
     return build_manifest(MemorySource(dict.fromkeys(paths, b"x")), tmp_path / "manifest")
 
 
-def units(manifest: Manifest, order: Order) -> list[list[str]]:
+def units(manifest: Manifest, order: PackingOrder) -> list[list[str]]:
     paths = [manifest.path(int(i)) for i in order.ids]
     return [paths[start:end] for start, end in zip(order.starts[:-1], order.starts[1:], strict=True)]
 
