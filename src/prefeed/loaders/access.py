@@ -60,13 +60,13 @@ def fingerprint(dataset: Any, roots: tuple[str, ...] | None = None, *, below: Ro
     """
     below = Roots((), named=roots or ()) if below is None else below
     digest = xxh3_64()
-    for part in (_LAYOUT, repr(roots), *_Reading(dataset, below).parts()):
+    for part in (_LAYOUT, repr(roots), *_DatasetFingerprint(dataset, below).parts()):
         digest.update(part.encode("utf-8", "surrogateescape"))
         digest.update(b"\0")
     return digest.hexdigest()
 
 
-class _Reading:
+class _DatasetFingerprint:
     """One look through a dataset, for its fingerprint.
 
     What was learned of a dataset belongs to its files and their order. Of its attributes, only those count that can tell

@@ -30,7 +30,7 @@ from prefeed.loaders.access import access_of, guess_of, node_settings
 from prefeed.loaders.by_identity import ByIdentity
 from prefeed.loaders.guesses import Supposing
 from prefeed.loaders.kinds import Order
-from prefeed.loaders.report import LoaderReport, Reported
+from prefeed.loaders.report import WaitReporter, Reported
 from prefeed.loaders.sources import ServedSource
 from prefeed.loaders.stages import has_cached_stage
 from prefeed.run_summary import counters
@@ -85,7 +85,7 @@ class Feed(Reported):
         self._told_before = 0  # the same, when the epoch began
         self._look_at = 0
         self._num_steps = 0
-        self._report: LoaderReport | None = None
+        self._report: WaitReporter | None = None
 
     # ------------------------------------------------------------ epochs
 
@@ -155,7 +155,7 @@ class Feed(Reported):
     def loop_begins(self, num_batches: int | None) -> None:
         """The loop asks for an iterator; ``num_batches`` is None when it is not known."""
         if self._report is None:
-            self._report = LoaderReport(
+            self._report = WaitReporter(
                 self.name, self.counts, self.told,
                 interval_seconds=current().report_interval, clock=time.monotonic,
             )  # fmt: skip

@@ -32,7 +32,7 @@ Counts = Callable[[], ReadCounts | None]
 """Asks the node how the loader's reads went so far; None when it is not told."""
 
 
-class LoaderReport:
+class WaitReporter:
     """Measures how long the training loop waits for one loader, and reports.
 
     Args:
@@ -231,7 +231,7 @@ def _since(now: ReadCounts, then: ReadCounts) -> ReadCounts:
 
 
 class Reported:
-    """What ties a loader to the node, as far as its ``LoaderReport`` asks it and tells it.
+    """What ties a loader to the node, as far as its ``WaitReporter`` asks it and tells it.
 
     Its callbacks refer to it weakly: in a cycle it would be up to the garbage collector when the connection is closed, and in
     which thread.
@@ -264,12 +264,12 @@ class Reported:
 
     @property
     def counts(self) -> Counts:
-        """What a ``LoaderReport`` asks; None once this is gone."""
+        """What a ``WaitReporter`` asks; None once this is gone."""
         return partial(_read_counts, ref(self))
 
     @property
     def told(self) -> Publish:
-        """What a ``LoaderReport`` tells; nothing once this is gone."""
+        """What a ``WaitReporter`` tells; nothing once this is gone."""
         return partial(_publish, ref(self))
 
 

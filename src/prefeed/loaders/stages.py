@@ -43,7 +43,7 @@ class InStage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _SubsetSamples:
     """Some samples of others, as of a ``Subset``: sample i is sample ``indices[i]`` of ``inner``; shape (num_samples,)."""
 
     inner: CachedSamples
@@ -57,7 +57,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _ConcatSamples:
     """One after another, as in a ``ConcatDataset``: the samples of part k end before ``ends[k]``; shape (num_parts,)."""
 
     parts: Sequence[CachedSamples]
@@ -100,11 +100,11 @@ def peeled(dataset: Any) -> tuple[Any, CachedSamples | None]:
         if inner is dataset.dataset and cached is None:
             return dataset, None
         indices = np.asarray(dataset.indices, dtype=np.int64)
-        return type(dataset)(inner, dataset.indices), None if cached is None else _Chosen(cached, indices)
+        return type(dataset)(inner, dataset.indices), None if cached is None else _SubsetSamples(cached, indices)
     if is_just_a(dataset, "ConcatDataset"):
         bare, parts = zip(*map(peeled, dataset.datasets), strict=True)
         if all(part is not None for part in parts):
-            return type(dataset)(bare), _Joined(parts, np.asarray(dataset.cumulative_sizes, dtype=np.int64))
+            return type(dataset)(bare), _ConcatSamples(parts, np.asarray(dataset.cumulative_sizes, dtype=np.int64))
     return dataset, None
 
 

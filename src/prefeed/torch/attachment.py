@@ -26,7 +26,7 @@ from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.loaders.access import Opening, access_of, guess_of, node_settings
 from prefeed.loaders.kinds import length_of
-from prefeed.loaders.report import LoaderReport, Reported
+from prefeed.loaders.report import WaitReporter, Reported
 from prefeed.loaders.stages import begin_pass, has_cached_stage
 from prefeed.run_summary import counters
 from prefeed.shown import described
@@ -66,7 +66,7 @@ class Attachment(Reported):
         self.served: Served | None = None
         self._config = config
         self._consumer: Consumer | None = None
-        self._report: LoaderReport | None = None
+        self._report: WaitReporter | None = None
         self._rings: Rings | None = None
         self._place: Place | None = None
         self._access: AccessMap | None = None
@@ -239,7 +239,7 @@ class Attachment(Reported):
         """
         if self._report is None:
             self._name = name_of(loader)
-            self._report = LoaderReport(
+            self._report = WaitReporter(
                 self._name, self.counts, self.told,
                 rank=rank_of_process(), num_epochs=self.num_epochs_before, interval_seconds=self.config.report_interval,
                 clock=time.monotonic,
@@ -321,7 +321,7 @@ class Attachment(Reported):
         if self.served is not None:
             self.served.reader.report()
 
-    def _epoch_ended(self, report: LoaderReport) -> None:
+    def _epoch_ended(self, report: WaitReporter) -> None:
         self._tell_reads()
         report.epoch_ends()
         served, planned, place = self.served, self.planned, self._place

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from counting import counting
-from prefeed.loaders.report import LoaderReport, rates
+from prefeed.loaders.report import WaitReporter, rates
 from prefeed.types import EpochWait, ReadCounts
 
 
@@ -22,7 +22,7 @@ class Loop:
         self.num_asked = 0
         self._caplog = caplog
         self.epochs: list[EpochWait] = []
-        self.report = LoaderReport(
+        self.report = WaitReporter(
             "Photos",
             self._read,
             self.epochs.append,
