@@ -1,7 +1,7 @@
 """Installs the replacements, and restores the originals.
 
 Replacements are installed while a thread is inside a scope (``reads_from``), while an observer of writes is registered, and between
-``install`` and ``uninstall``. ``_PLACES`` lists the replaced functions. ``_Process`` counts the reasons and restores the originals
+``install`` and ``uninstall``. ``_PLACES`` lists the replaced functions. ``_ProcessState`` counts the reasons and restores the originals
 once none is left.
 """
 
@@ -203,7 +203,7 @@ class PatchPoints:
         self.num_modules = -1
 
 
-class _Process:
+class _ProcessState:
     """State shared by the threads of the process, guarded by ``lock``.
 
     Attributes:
@@ -229,7 +229,7 @@ class _Process:
         self.lock.release()
 
 
-_process = _Process()
+_process = _ProcessState()
 os.register_at_fork(
     before=_process.lock.acquire,
     after_in_parent=_process.lock.release,
@@ -237,7 +237,7 @@ os.register_at_fork(
 )
 
 
-class _Scope:
+class _InterceptionScope:
     __slots__ = ("_before", "_reader")
 
     def __init__(self, reader: FileReader | None) -> None:
@@ -334,7 +334,7 @@ def reads_from(reader: FileReader | None) -> AbstractContextManager[None]:
 
     Scopes nest, and only the innermost reader is used. Entering a scope takes about 1 us after ``install``.
     """
-    return _Scope(reader)
+    return _InterceptionScope(reader)
 
 
 def answer_everywhere(reader: FileReader | None) -> None:
