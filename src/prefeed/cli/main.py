@@ -22,7 +22,7 @@ TRAIN, INSPECT, CACHE, DATA, SERVERS, DEMO = SECTIONS = (
 """Sections of ``prefeed --help``."""
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Location and help line of a command. A place without a colon is a module with an attribute ``command``."""
 
     place: str
@@ -31,28 +31,28 @@ class Entry(NamedTuple):
 
 
 COMMANDS: Final = {
-    "clear": Entry("prefeed.cli.warm:clear", CACHE, "Free the cached objects of a URL, or all objects."),
-    "config": Entry("prefeed.cli.settings", INSPECT, "Show the settings in force and the source of each."),
-    "doctor": Entry("prefeed.cli.doctor", TRAIN, "Diagnose why a training program waits for data, and name remedies."),
-    "job": Entry("prefeed.cli.job", DATA, "Run, list and stop the jobs in YAML files."),
-    "kubernetes": Entry("prefeed.cli.kubernetes", SERVERS, "Print Kubernetes manifests, and add caches to their pods."),
-    "logs": Entry("prefeed.cli.logs", INSPECT, "Show the log of the node server."),
-    "mount": Entry(
+    "clear": CommandEntry("prefeed.cli.warm:clear", CACHE, "Free the cached objects of a URL, or all objects."),
+    "config": CommandEntry("prefeed.cli.settings", INSPECT, "Show the settings in force and the source of each."),
+    "doctor": CommandEntry("prefeed.cli.doctor", TRAIN, "Diagnose why a training program waits for data, and name remedies."),
+    "job": CommandEntry("prefeed.cli.job", DATA, "Run, list and stop the jobs in YAML files."),
+    "kubernetes": CommandEntry("prefeed.cli.kubernetes", SERVERS, "Print Kubernetes manifests, and add caches to their pods."),
+    "logs": CommandEntry("prefeed.cli.logs", INSPECT, "Show the log of the node server."),
+    "mount": CommandEntry(
         "prefeed.cli.mount", SERVERS, "Mount an origin as a read-only directory, for programs in any language."
     ),
-    "operator": Entry("prefeed.cli.operator", SERVERS, "Run the Kubernetes operator for sample sets and their jobs."),
-    "pack": Entry("prefeed.cli.pack", DATA, "Pack many small files into few large ones."),
-    "run": Entry(
+    "operator": CommandEntry("prefeed.cli.operator", SERVERS, "Run the Kubernetes operator for sample sets and their jobs."),
+    "pack": CommandEntry("prefeed.cli.pack", DATA, "Pack many small files into few large ones."),
+    "run": CommandEntry(
         "prefeed.cli.run", TRAIN, "Run a training program unchanged, with all its DataLoaders using the cache."
     ),
-    "sampleset": Entry("prefeed.cli.sampleset", DATA, "Create, list and delete named data sets with their own caches."),
-    "server": Entry("prefeed.cli.server", SERVERS, "Start, stop and inspect the node server."),
-    "stage": Entry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
-    "stats": Entry("prefeed.cli.stats", INSPECT, "Show hits, misses and the contents of the cache."),
-    "sync": Entry("prefeed.cli.sync", DATA, "Copy objects from one origin to another, and verify them."),
-    "tune": Entry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader by measurement."),
-    "umount": Entry("prefeed.cli.mount:umount", SERVERS, "Unmount a directory that `prefeed mount` has mounted."),
-    "warm": Entry("prefeed.cli.warm", CACHE, "Fill the cache from a URL before training starts."),
+    "sampleset": CommandEntry("prefeed.cli.sampleset", DATA, "Create, list and delete named data sets with their own caches."),
+    "server": CommandEntry("prefeed.cli.server", SERVERS, "Start, stop and inspect the node server."),
+    "stage": CommandEntry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
+    "stats": CommandEntry("prefeed.cli.stats", INSPECT, "Show hits, misses and the contents of the cache."),
+    "sync": CommandEntry("prefeed.cli.sync", DATA, "Copy objects from one origin to another, and verify them."),
+    "tune": CommandEntry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader by measurement."),
+    "umount": CommandEntry("prefeed.cli.mount:umount", SERVERS, "Unmount a directory that `prefeed mount` has mounted."),
+    "warm": CommandEntry("prefeed.cli.warm", CACHE, "Fill the cache from a URL before training starts."),
 }
 """The commands of prefeed."""
 
