@@ -18,22 +18,21 @@ T_co = TypeVar("T_co", covariant=True)
 TORCHS: Final = "torch.utils.data"
 
 if TYPE_CHECKING:
-    from torch.utils.data import Dataset
-
-    class MapStyle(Dataset[T_co]):
-        """A dataset with samples that are read by index."""
-
+    from torch.utils.data import Dataset as _Base
 else:
 
-    class _Generic(Generic[T_co]):
+    class _Base(Generic[T_co]):
         """Gives subclasses the memory layout of torch's class, so that their bases can be replaced."""
 
-    class MapStyle(_Generic[T_co]):
-        """A dataset with samples that are read by index."""
 
-    def _become_torchs() -> None:
-        torchs = getattr(sys.modules[TORCHS], "Dataset", None)
-        if torchs is not None and torchs not in MapStyle.__mro__:
-            MapStyle.__bases__ = (_Generic, torchs)
+class MapStyle(_Base[T_co]):
+    """A dataset with samples that are read by index."""
 
-    after_import(TORCHS, _become_torchs)
+
+def _become_torchs() -> None:
+    torchs = getattr(sys.modules[TORCHS], "Dataset", None)
+    if torchs is not None and torchs not in MapStyle.__mro__:
+        MapStyle.__bases__ = (_Base, torchs)
+
+
+after_import(TORCHS, _become_torchs)

@@ -2,7 +2,7 @@
 
 ::
 
-    document ── parse_job ─→ JobDocument: the fields ── resolve_job ─→ Job: its set, places and options
+    document ── parse_job ─→ JobDocument: the fields ── resolve_job ─→ ResolvedJob: its set, places and options
 """
 
 from __future__ import annotations

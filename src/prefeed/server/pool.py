@@ -48,7 +48,7 @@ _LONGEST_PAUSE_SECONDS: Final = 0.05
 _PAUSE_GROWTH: Final = 1.5
 
 
-class _Place(NamedTuple):
+class _PooledEntry(NamedTuple):
     """An entry's key, the one that it has in the pool, and the server that has it."""
 
     key: bytes
@@ -114,7 +114,7 @@ class PoolTier:
         """
         name = pool_key(key)
         server = self._ring.server_of(name)
-        found = None if server is None else self._find(_Place(key, name, server), is_urgent)
+        found = None if server is None else self._find(_PooledEntry(key, name, server), is_urgent)
         if found is None:
             self._counts["misses"] += 1
             self._recent *= 1 - _RECENT
@@ -210,7 +210,7 @@ class PoolTier:
         self._count_hit(data)
         return data
 
-    def _find(self, place: _Place, is_urgent: Callable[[], bool]) -> Buffer | None:
+    def _find(self, place: _PooledEntry, is_urgent: Callable[[], bool]) -> Buffer | None:
         found = self._look(place)
         if found is None and not self._claim(place):
             found = self._look(place)  # somebody was faster
@@ -218,7 +218,7 @@ class PoolTier:
             found = self._await(place, is_urgent)
         return None if isinstance(found, _Unusable) else found
 
-    def _look(self, place: _Place) -> Buffer | _Claimed | _Unusable | None:
+    def _look(self, place: _PooledEntry) -> Buffer | _Claimed | _Unusable | None:
         value = place.server.read(place.name)
         if value is None:
             return None
@@ -248,11 +248,11 @@ class PoolTier:
         self._counts["corrupt"] += 1
         return _UNUSABLE
 
-    def _claim(self, place: _Place) -> bool:
+    def _claim(self, place: _PooledEntry) -> bool:
         """Say that this node asks the origin; False when another one has said so, or has stored the object."""
         return place.server.add(place.name, claim(self._id), seconds=_CLAIM_SECONDS)
 
-    def _await(self, place: _Place, is_urgent: Callable[[], bool]) -> Buffer | None:
+    def _await(self, place: _PooledEntry, is_urgent: Callable[[], bool]) -> Buffer | None:
         """Look again and again; nothing when the claim is gone, or the time is over."""
         self._counts["waits"] += 1
         began, pause = self._clock(), _FIRST_PAUSE_SECONDS

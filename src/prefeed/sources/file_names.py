@@ -96,10 +96,10 @@ def list_names(
     Raises:
         SourceError: The root cannot be read, or the storage does not answer.
     """
-    return _Walk(root, view).names(progress, avoid)
+    return _TreeWalk(root, view).names(progress, avoid)
 
 
-class _Walk:
+class _TreeWalk:
     """One walk through a tree, in several threads where the storage is slow."""
 
     def __init__(self, root: str, view: View | None) -> None:

@@ -390,10 +390,10 @@ def walk_prefixes(
         list_level: Asks for one level.
         threads: Most requests at a time.
     """
-    return _Walk(list_pages, list_level, threads).batches()
+    return _StoreWalk(list_pages, list_level, threads).batches()
 
 
-class _Walk:
+class _StoreWalk:
     """One listing.
 
     **Threads**: the pool's list, the caller's takes.

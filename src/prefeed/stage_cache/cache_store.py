@@ -63,7 +63,7 @@ class CacheStore:
         """Use ``open``."""
         self.name = name
         self._config = config
-        self._here = _Here(_Place.of(opened), link or CacheLink(config, name))
+        self._here = _Here(_OpenCache.of(opened), link or CacheLink(config, name))
         self._outdated: set[bytes] = set()
         self._start()
         weakref.finalize(self, self._here.close).atexit = False
@@ -291,13 +291,13 @@ class CacheStore:
         """
         opened = self._here.link.connect(again=again)
         if opened is not None and not self._here.place.is_as(opened):
-            before, self._here.place = self._here.place, _Place.of(opened)
+            before, self._here.place = self._here.place, _OpenCache.of(opened)
             before.close()
             self._room_for_more = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _OpenCache:
     """Where a cache lies, and what is open of it here; never changed, but replaced as a whole."""
 
     opened: CacheOpened
@@ -306,7 +306,7 @@ class _Place:
     reads: ReadCounts
 
     @classmethod
-    def of(cls, opened: CacheOpened) -> _Place:
+    def of(cls, opened: CacheOpened) -> _OpenCache:
         tiers = [SharedTier(opened.memory_dir, limit_bytes=opened.memory_limit_bytes)]
         if opened.disk_dir:
             floor = opened.disk_free_bytes
@@ -333,7 +333,7 @@ class _Place:
 class _Here:
     """What a process has open of a cache; closed with the cache, or when no one has it any more."""
 
-    def __init__(self, place: _Place, link: CacheLink) -> None:
+    def __init__(self, place: _OpenCache, link: CacheLink) -> None:
         self.place = place
         self.link = link
 

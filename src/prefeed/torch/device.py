@@ -244,7 +244,7 @@ class DevicePrefetcher(Generic[T]):
         self.depth = depth
         self.resumable = resumable
         self._streams: Streams | None = None
-        self._place = _Place()
+        self._place = _LoopPosition()
         self._epoch: Iterator[T] | None = None
         self._after_last: Any = None
 
@@ -258,7 +258,7 @@ class DevicePrefetcher(Generic[T]):
         if self._streams is None:
             at_once = partial(_done_at_once, device=self.device, dtype=self.dtype, transform=self.transform)
             return map(at_once, iter(self.loader))
-        self._place = _Place(is_midway=True, state=self.loader.state_dict() if self._keeps_states else None)
+        self._place = _LoopPosition(is_midway=True, state=self.loader.state_dict() if self._keeps_states else None)
         return _Ahead(self, self._streams, self._place)
 
     def next(self) -> Any:
@@ -304,7 +304,7 @@ class DevicePrefetcher(Generic[T]):
         return self._place.state
 
     def _load_state_dict(self, state: Any) -> None:
-        self._place = _Place()
+        self._place = _LoopPosition()
         self.loader.load_state_dict(state)
 
 
@@ -314,7 +314,7 @@ def _done_at_once(batch: Any, *, device: torch.device, dtype: torch.dtype | None
 
 
 @dataclass(slots=True, kw_only=True)
-class _Place:
+class _LoopPosition:
     """Where the loop is.
 
     Attributes:
@@ -338,7 +338,7 @@ class _Ready:
 class _Ahead(Iterator[T], Generic[T]):
     """One epoch, in the loop's thread."""
 
-    def __init__(self, owner: DevicePrefetcher[T], streams: Streams, place: _Place) -> None:
+    def __init__(self, owner: DevicePrefetcher[T], streams: Streams, place: _LoopPosition) -> None:
         self._streams = streams
         self._place = place
         self._asked: deque[Mark] = deque()
