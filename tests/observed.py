@@ -31,10 +31,10 @@ FULL = Observation(
         disk=DiskCounts(objects=21, bytes=22, budget_bytes=23, reads=24, corrupt=25, dropped=26),
         pool=PoolCounts(
             servers=4, left_out=1, hits=31, misses=32, read_bytes=33, written_bytes=34, corrupt=35, dropped=36,
-            refused=37, failures=38, waits=39, waits_in_vain=40,
+            refused=37, failures=38, waits=39, expired_waits=40,
         ),
         origins=(
-            OriginReads(origin="/mnt/a", in_place=True, why="quick", open_seconds=0.25, question_seconds=0.5, samples=41, files=42, bytes=43),
+            OriginReads(origin="/mnt/a", in_place=True, why="quick", open_seconds=0.25, round_trip_seconds=0.5, samples=41, files=42, bytes=43),
             OriginReads(origin="/mnt/b", in_place=False),
         ),
     ),

@@ -105,7 +105,7 @@ class PoolCounts:
         refused: Objects that were not stored because a server was full.
         failures: Number of times that a server was excluded because of a timeout or an invalid reply.
         waits: Fetches that waited for another node that had announced the same fetch.
-        waits_in_vain: Waits that ended with a read from the origin.
+        expired_waits: Waits that ended with a read from the origin.
     """
 
     servers: int = 0
@@ -120,7 +120,7 @@ class PoolCounts:
     refused: int = 0
     failures: int = 0
     waits: int = 0
-    waits_in_vain: int = 0
+    expired_waits: int = 0
 
     @property
     def answering(self) -> int:
@@ -141,7 +141,7 @@ class SessionCounts:
     Attributes:
         audits: Cached samples that were recomputed and compared since the server started.
         audits_failed: Audits that found a difference.
-        not_kept: Samples that were computed and not stored because another process held the write lock.
+        not_stored: Samples that were computed and not stored because another process held the write lock.
     """
 
     sessions: int = 0
@@ -150,7 +150,7 @@ class SessionCounts:
     disk_bytes: int = 0
     audits: int = 0
     audits_failed: int = 0
-    not_kept: int = 0
+    not_stored: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class OriginReads:
         in_place: True if an epoch used direct reads, without the cache.
         why: Reason in a few words; empty if no decision was needed.
         open_seconds: Mean time that a measured read waited for storage, in the last epoch with measurements; None before that.
-        question_seconds: Shortest round trip of a request to the server without an object, measured by the process that reported last;
+        round_trip_seconds: Shortest round trip of a request to the server without an object, measured by the process that reported last;
             None before that.
         samples: Samples that used direct reads.
         files: Estimated number of files that these samples opened.
@@ -173,7 +173,7 @@ class OriginReads:
     in_place: bool
     why: str = ""
     open_seconds: float | None = None
-    question_seconds: float | None = None
+    round_trip_seconds: float | None = None
     samples: int = 0
     files: int = 0
     bytes: int = 0

@@ -143,14 +143,14 @@ def test_a_server_that_listens_hears_what_was_read_in_place(root: Path) -> None:
     ours = loader_of(Declared(root, NUM_SAMPLES))
     list(ours)
     (alone,) = prefeed.statistics().origins
-    assert (alone.in_place, alone.samples, alone.question_seconds) == (True, NUM_SAMPLES, None)
+    assert (alone.in_place, alone.samples, alone.round_trip_seconds) == (True, NUM_SAMPLES, None)
     with NodeClient.connect(resolve()) as node:
         list(ours)
         for told in (prefeed.statistics(), node.statistics()):
             (reads,) = told.origins
             assert (reads.origin, reads.in_place) == (str(root), True)
             assert (reads.samples, reads.files) == (2 * NUM_SAMPLES, 2 * alone.files)
-            assert reads.question_seconds is not None
+            assert reads.round_trip_seconds is not None
             assert [epoch.epoch for epoch in told.epochs] == [1, 2]
 
 

@@ -115,7 +115,7 @@ def test_quick_storage_needs_no_server(root: Path, sandbox: Sandbox) -> None:
     for _ in range(2):
         assert list(ours) == list(truth)
     (reads,) = prefeed.statistics().origins
-    assert (reads.in_place, reads.samples, reads.question_seconds) == (True, 2 * 32, None)
+    assert (reads.in_place, reads.samples, reads.round_trip_seconds) == (True, 2 * 32, None)
     assert reads.files == 2 * 32
     assert not servers_of(sandbox)
 

@@ -205,11 +205,11 @@ def test_who_fills_a_stage(numbers: Numbers, how: str, monkeypatch: pytest.Monke
         assert [cached[index] for index in range(20)] == [*expected[:9], b"changed" * 10_000, *expected[10:]]
     store.report(now=True)
     with NodeClient.connect(resolve(), autostart=False) as node:
-        not_kept = node.statistics().sessions.not_kept
+        not_stored = node.statistics().sessions.not_stored
         if how == "writes":
-            wait_for(lambda: node.statistics().sessions.not_kept > 0, "the count")
+            wait_for(lambda: node.statistics().sessions.not_stored > 0, "the count")
         else:
-            assert not_kept == 0
+            assert not_stored == 0
     assert store.statistics()[0] == 20
     cached.close()
 

@@ -144,7 +144,7 @@ def how_read(reads: OriginReads) -> str:
     text = ", ".join(filter(None, ("direct reads" if reads.in_place else "through the cache", reads.why)))
     measured = [
         f"{name} {_short_time(seconds)}"
-        for name, seconds in (("open", reads.open_seconds), ("server round trip", reads.question_seconds))
+        for name, seconds in (("open", reads.open_seconds), ("server round trip", reads.round_trip_seconds))
         if seconds is not None
     ]
     if measured:
@@ -185,7 +185,7 @@ def _pool_rows(pool: PoolCounts) -> list[Row]:
         ("  stored", f"{format_count(pool.stored, 'object')}, {format_bytes(pool.written_bytes)}"),
     ]
     if pool.waits:
-        rows.append(("  waits", f"{pool.waits:,} for another node's fetch, {pool.waits_in_vain:,} of them expired"))
+        rows.append(("  waits", f"{pool.waits:,} for another node's fetch, {pool.expired_waits:,} of them expired"))
     if pool.failures:
         rows.append(
             (
@@ -211,11 +211,11 @@ def _sessions_row(counts: SessionCounts) -> list[Row]:
     if counts.audits:
         made = format_count(counts.audits, "sample")
         rows.append(("  audits", f"{made} recomputed and compared, {counts.audits_failed:,} differed"))
-    if counts.not_kept:
+    if counts.not_stored:
         rows.append(
             (
                 "  not stored",
-                f"{format_count(counts.not_kept, 'sample')}: another process held the write lock; check for a suspended process",
+                f"{format_count(counts.not_stored, 'sample')}: another process held the write lock; check for a suspended process",
             )
         )
     return rows

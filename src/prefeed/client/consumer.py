@@ -48,7 +48,7 @@ class Consumer:
     child's copy does nothing.
 
     Attributes:
-        question_seconds: How long ``read_counts`` waits for the server, the shortest so far; None before the first.
+        round_trip_seconds: How long ``read_counts`` waits for the server, the shortest so far; None before the first.
     """
 
     def __init__(self, node: NodeClient, dataset: NodeDataset) -> None:
@@ -73,7 +73,7 @@ class Consumer:
         self._recover_at = 0.0
         self._closed = False
         self._rechecked = False
-        self.question_seconds: float | None = None
+        self.round_trip_seconds: float | None = None
 
     def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
         """The loader begins an epoch in this order.
@@ -173,7 +173,7 @@ class Consumer:
         try:
             counts = NodeClient(connection).read_counts(self.number, within_seconds=_COUNTS_SECONDS)
             self._is_busy = False
-            self.question_seconds = min(time.perf_counter() - began, self.question_seconds or inf)
+            self.round_trip_seconds = min(time.perf_counter() - began, self.round_trip_seconds or inf)
             return counts
         except ServerBusyError as err:
             self._say_busy(err)

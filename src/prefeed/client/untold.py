@@ -70,9 +70,9 @@ class Untold:
                 return
             try:
                 node = NodeClient(connection)
-                question_seconds = min(_ask(node) for _ in range(_QUESTIONS))
+                round_trip_seconds = min(_ask(node) for _ in range(_QUESTIONS))
                 for _, epoch in told:
-                    connection.send(m.EpochEnded(_with_question(epoch, question_seconds)))
+                    connection.send(m.EpochEnded(_with_question(epoch, round_trip_seconds)))
                 _ask(node)  # it has heard all of them
             finally:
                 connection.close()
@@ -89,9 +89,9 @@ def _ask(node: NodeClient) -> float:
     return perf_counter() - began
 
 
-def _with_question(epoch: EpochWait, question_seconds: float) -> EpochWait:
+def _with_question(epoch: EpochWait, round_trip_seconds: float) -> EpochWait:
     return (
-        epoch if epoch.reads is None else replace(epoch, reads=replace(epoch.reads, question_seconds=question_seconds))
+        epoch if epoch.reads is None else replace(epoch, reads=replace(epoch.reads, round_trip_seconds=round_trip_seconds))
     )
 
 

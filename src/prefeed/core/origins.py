@@ -38,7 +38,7 @@ def add(sums: dict[str, OriginReads], one: OriginReads) -> None:
             one,
             why=one.why or (before.why if before.in_place is one.in_place else ""),
             open_seconds=before.open_seconds if one.open_seconds is None else one.open_seconds,
-            question_seconds=before.question_seconds if one.question_seconds is None else one.question_seconds,
+            round_trip_seconds=before.round_trip_seconds if one.round_trip_seconds is None else one.round_trip_seconds,
             samples=before.samples + one.samples,
             files=before.files + one.files,
             bytes=before.bytes + one.bytes,

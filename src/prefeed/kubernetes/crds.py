@@ -50,7 +50,7 @@ def schema_of(kind: str) -> Schema:
     name = structural(Metadata)["properties"]["name"]
     schema: Schema = {
         "type": "object",
-        "description": f"A {kind} of the Paddle operator, as prefeed has it.",
+        "description": f"A {kind} of the Paddle operator, reconciled by prefeed.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},

@@ -43,7 +43,7 @@ MOST_PODS: Final = 1000
 
 
 class SampleSetRef(Fields, frozen=True, kw_only=True):
-    """The set that a job trains from.
+    """Reference to the sample set that the pods of a job read.
 
     Attributes:
         name: Name of the set.
@@ -57,7 +57,7 @@ class SampleSetRef(Fields, frozen=True, kw_only=True):
 
 
 class Replicas(Fields, frozen=True, kw_only=True):
-    """Pods of one kind; ``template`` is a PodTemplateSpec, as Kubernetes has it. ``requests`` and ``limits`` have no effect."""
+    """Pods of one role. ``template`` is a PodTemplateSpec of Kubernetes. ``requests`` and ``limits`` have no effect."""
 
     replicas: Whole = 1
     template: Annotated[dict[str, Any], _ANYTHING]
@@ -66,7 +66,7 @@ class Replicas(Fields, frozen=True, kw_only=True):
 
 
 class PaddleJobSpec(Fields, frozen=True, kw_only=True):
-    """What a job asks for: pods, and the set that they read."""
+    """Requested pods of a job, and the sample set that they read."""
 
     requires: ClassVar[tuple[FieldRule, ...]] = (_NO_PODS, SAME_SET)
 
@@ -95,7 +95,7 @@ class PaddleJobSpec(Fields, frozen=True, kw_only=True):
 
 
 class ReplicaStatus(Fields, frozen=True, kw_only=True):
-    """Pods of one kind: the number in each phase."""
+    """Number of pods of one role in each phase."""
 
     pending: Whole = 0
     running: Whole = 0
@@ -104,7 +104,7 @@ class ReplicaStatus(Fields, frozen=True, kw_only=True):
 
 
 class PaddleJobStatus(Fields, frozen=True, kw_only=True):
-    """What is known of a job."""
+    """Observed state of a job."""
 
     phase: str = ""
     mode: str = ""
@@ -136,7 +136,7 @@ def parse_paddle_job(document: Document) -> PaddleJob:
     for name, given in job.spec.pods.items():
         if given.replicas > MOST_PODS:
             raise SpecError(
-                f"spec.{name}.replicas is {given.replicas}, and at most {MOST_PODS} is possible: each pod has the names of all in a variable"
+                f"spec.{name}.replicas is {given.replicas}, and at most {MOST_PODS} is possible: each pod lists the names of all pods in a variable"
             )
     return job
 

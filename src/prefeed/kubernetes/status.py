@@ -10,7 +10,7 @@ from prefeed.sampleset.documents import Fields, Unused, Whole, schema
 
 CONDITIONS: Final = schema(
     type="array",
-    description="What is true of the object, in the usual form.",
+    description="Conditions of the object, in the form that Kubernetes prescribes.",
     maxItems=16,
     items={
         "type": "object",
@@ -30,7 +30,7 @@ _Conditions = Annotated[Unused, CONDITIONS]
 
 
 class CacheStatus(Fields, frozen=True, kw_only=True):
-    """How much of the data is cached; sizes are texts, such as 4.2 GiB."""
+    """Sizes of the data and of the cache, as texts such as 4.2 GiB."""
 
     total_size: str = ""
     total_files: str = ""
@@ -39,11 +39,11 @@ class CacheStatus(Fields, frozen=True, kw_only=True):
     disk_used: str = ""
     disk_avail: str = ""
     disk_usage_rate: str = ""
-    error_massage: Annotated[str, Meta(description="why it is not ready; spelled as in the original")] = ""
+    error_massage: Annotated[str, Meta(description="reason why the set is not ready; spelled as in the Paddle operator")] = ""
 
 
 class RuntimeStatus(Fields, frozen=True, kw_only=True):
-    """How many node servers there are, and should be."""
+    """Number of node servers, requested and ready."""
 
     runtime_ready: str = ""
     spec_replicas: Whole = 0
@@ -51,14 +51,14 @@ class RuntimeStatus(Fields, frozen=True, kw_only=True):
 
 
 class JobsName(Fields, frozen=True, kw_only=True):
-    """Jobs that filled it last."""
+    """Names of the last jobs that filled the cache."""
 
     sync_job_name: str = ""
     warmup_job_name: str = ""
 
 
 class SampleSetStatus(Fields, frozen=True, kw_only=True):
-    """What is known of a sample set."""
+    """Observed state of a sample set."""
 
     phase: str = ""
     cache_status: CacheStatus | None = None
@@ -69,7 +69,7 @@ class SampleSetStatus(Fields, frozen=True, kw_only=True):
 
 
 class SampleJobStatus(Fields, frozen=True, kw_only=True):
-    """What is known of a job."""
+    """Observed state of a job."""
 
     phase: str = ""
     job_name: str = ""

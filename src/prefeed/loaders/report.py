@@ -256,7 +256,7 @@ class Reported:
         consumer = self._consumer
         if consumer is None:
             return None
-        return OriginReads(origin=consumer.origin, in_place=False, question_seconds=consumer.question_seconds)
+        return OriginReads(origin=consumer.origin, in_place=False, round_trip_seconds=consumer.round_trip_seconds)
 
     def config_in_place(self) -> Config | None:
         """Return the settings of a loader whose epoch was read in place; None: there is a plan, or none was wanted."""

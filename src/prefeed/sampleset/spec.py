@@ -62,15 +62,15 @@ _Seconds = Annotated[int, Meta(ge=1, description="a whole number of seconds, at 
 
 
 class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """JuiceFS's mount options. A field that is not given is None."""
+    """Mount options of JuiceFS. A field that is not given is None."""
 
     requires: ClassVar[tuple[FieldRule, ...]] = (_NO_WRITEBACK, _BELOW_ONE, _BELOW_THE_SOURCE)
 
-    metrics: Annotated[str, _mapped("address at which the node server shows its own metrics: `metrics`")] | None = None
+    metrics: Annotated[str, _mapped("address at which the node server serves its metrics: `metrics`")] | None = None
     attr_cache: Annotated[Number, _NO_KERNEL] | None = None
     entry_cache: Annotated[Number, _NO_KERNEL] | None = None
     dir_entry_cache: Annotated[Number, _NO_KERNEL] | None = None
-    enable_xattr: Annotated[bool, _ignored("extended attributes are not read: samples are made of bytes")] | None = None
+    enable_xattr: Annotated[bool, _ignored("extended attributes are not read")] | None = None
     get_timeout: Annotated[_Seconds, _mapped("seconds that one request may take")] | None = None
     put_timeout: Annotated[Whole, _ignored("the node server writes nothing to the source")] | None = None
     io_retries: (
@@ -85,14 +85,14 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
     prefetch: (
         Annotated[
             Whole,
-            _ignored("the sampler gives the order, and the number of requests adapts to the source"),
+            _ignored("the sampler determines the order, and the number of requests adapts to the source"),
         ]
         | None
     ) = None
     writeback: Annotated[bool, Meta(extra={"effect": REFUSED, "meaning": _READ_ONLY})] | None = None
     cache_dir: (
         Annotated[
-            str, _mapped("without `cache.levels`: path of the one level, memory if it lies on a tmpfs, else disk")
+            str, _mapped("without `cache.levels`: path of the one level, memory on a tmpfs, otherwise disk")
         ]
         | None
     ) = None

@@ -262,7 +262,7 @@ class PoolTier:
             found = self._look(place)
             pause = min(_LONGEST_PAUSE_SECONDS, pause * _PAUSE_GROWTH)
         data = None if isinstance(found, _Claimed | _Unusable) else found
-        self._counts["waits_in_vain"] += data is None
+        self._counts["expired_waits"] += data is None
         return data
 
     def _may_wait(self, waited_seconds: float, is_urgent: bool) -> bool:

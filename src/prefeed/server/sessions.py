@@ -53,7 +53,7 @@ class Sessions:
         self._disk = disk
         self._sessions: dict[int, dict[int, _Cache]] = {}
         self._uses = 0
-        self._counted = dict.fromkeys(("audits", "audits_failed", "not_kept"), 0)
+        self._counted = dict.fromkeys(("audits", "audits_failed", "not_stored"), 0)
         for room in self._rooms():
             self._find_in(room)
         self._fit(memory)

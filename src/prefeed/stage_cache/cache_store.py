@@ -220,7 +220,7 @@ class CacheStore:
 
     def _not_kept(self) -> None:
         """Another process keeps the turn to write: count that, and say it once."""
-        self._here.link.count(not_kept=1)
+        self._here.link.count(not_stored=1)
         _report_at_exit()
         say_once(
             "samples are not cached for now: another process has held the write lock of a stage cache for more than a second; "

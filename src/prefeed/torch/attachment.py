@@ -223,7 +223,7 @@ class Attachment(Reported):
         place, consumer = self._place, self._consumer
         if place is None:
             return super().reads_of_epoch()
-        reads = place.reads(question_seconds=None if consumer is None else consumer.question_seconds)
+        reads = place.reads(round_trip_seconds=None if consumer is None else consumer.round_trip_seconds)
         return self._totals.not_reported(reads)
 
     def config_in_place(self) -> Config | None:

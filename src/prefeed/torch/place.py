@@ -161,11 +161,11 @@ class Place:
         counters.add(counters.DIRECT, self._counted[0] - before[0])
         counters.add(counters.ORIGIN_BYTES, self._counted[1] - before[1])
 
-    def reads(self, *, question_seconds: float | None) -> OriginReads:
+    def reads(self, *, round_trip_seconds: float | None) -> OriginReads:
         """Return how the samples of this epoch were read so far.
 
         Args:
-            question_seconds: How long the server let a question wait; None: it was asked none.
+            round_trip_seconds: How long the server let a question wait; None: it was asked none.
         """
         waited_seconds, num_reads = self.state.waited()
         num_samples, num_files, num_bytes = self.in_place()
@@ -175,7 +175,7 @@ class Place:
             in_place=not self.is_joined,
             why=(SLOW if is_slow else "") if self.is_joined else self.why_in_place().partition(": ")[2],
             open_seconds=waited_seconds / num_reads if num_reads else None,
-            question_seconds=question_seconds,
+            round_trip_seconds=round_trip_seconds,
             samples=num_samples,
             files=num_files,
             bytes=num_bytes,

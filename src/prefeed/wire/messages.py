@@ -450,7 +450,7 @@ class CacheReads(Message, frozen=True):
     misses: int = 0
     audits: int = 0
     audits_failed: int = 0
-    not_kept: int = 0
+    not_stored: int = 0
 
 
 class NewSession(Message, frozen=True):

@@ -156,7 +156,7 @@ def test_last_epoch_of_each_rank_is_shown() -> None:
 
 def test_how_an_origin_is_read_has_a_row() -> None:
     quick = OriginReads(
-        origin="/data", in_place=True, why="storage is quick", open_seconds=4e-7, question_seconds=2.5e-4, samples=1000, files=2000,
+        origin="/data", in_place=True, why="storage is quick", open_seconds=4e-7, round_trip_seconds=2.5e-4, samples=1000, files=2000,
         bytes=3 * 1024**2,
     )  # fmt: skip
     slow = OriginReads(origin="/mnt", in_place=False, why="storage is slow", open_seconds=0.005, samples=1, files=1)
@@ -172,6 +172,6 @@ def test_how_an_origin_is_read_has_a_row() -> None:
     found = render.statistics_object(statistics)["origins"]
     assert isinstance(found, tuple)
     assert found[0] == {
-        "origin": "/data", "in_place": True, "why": "storage is quick", "open_seconds": 4e-7, "question_seconds": 2.5e-4,
+        "origin": "/data", "in_place": True, "why": "storage is quick", "open_seconds": 4e-7, "round_trip_seconds": 2.5e-4,
         "samples": 1000, "files": 2000, "bytes": 3 * 1024**2,
     }  # fmt: skip

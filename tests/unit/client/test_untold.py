@@ -64,7 +64,7 @@ def test_a_server_hears_of_its_own_epochs_and_they_are_forgotten(
     untold._tell(config)
     assert [one.epoch for one in server.told] == [2, 3]
     assert server.told[0].reads is not None
-    assert server.told[0].reads.question_seconds is not None
+    assert server.told[0].reads.round_trip_seconds is not None
     assert server.num_closed == 1
     assert [one.epoch for one in untold.all()] == [1, 4]
 

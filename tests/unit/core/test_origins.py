@@ -10,7 +10,7 @@ QUICK = OriginReads(
     in_place=True,
     why="quick",
     open_seconds=1e-5,
-    question_seconds=2e-4,
+    round_trip_seconds=2e-4,
     samples=10,
     files=20,
     bytes=300,
@@ -22,7 +22,7 @@ def test_counts_are_added_up_and_the_last_report_says_the_rest() -> None:
     other = OriginReads(origin="s3://bucket", in_place=False)
     first, second = summed([QUICK, other], [slow])
     assert first == OriginReads(
-        origin="/data", in_place=False, why="slow", open_seconds=0.005, question_seconds=2e-4, samples=11, files=22, bytes=330
+        origin="/data", in_place=False, why="slow", open_seconds=0.005, round_trip_seconds=2e-4, samples=11, files=22, bytes=330
     )  # fmt: skip
     assert second == other
 
