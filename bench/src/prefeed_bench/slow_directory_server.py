@@ -27,7 +27,7 @@ from typing import Final
 
 from prefeed.fuse import wire
 from prefeed.fuse.device import ProgramMount
-from prefeed.fuse.wire import Attributes, FileSystemSizes, Operation, FuseRequest
+from prefeed.fuse.wire import Attributes, FileSystemSizes, FuseRequest, Operation
 
 SUBTYPE: Final = "slow"
 _TURN: Final = 64

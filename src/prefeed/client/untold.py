@@ -91,7 +91,9 @@ def _ask(node: NodeClient) -> float:
 
 def _with_question(epoch: EpochWait, round_trip_seconds: float) -> EpochWait:
     return (
-        epoch if epoch.reads is None else replace(epoch, reads=replace(epoch.reads, round_trip_seconds=round_trip_seconds))
+        epoch
+        if epoch.reads is None
+        else replace(epoch, reads=replace(epoch.reads, round_trip_seconds=round_trip_seconds))
     )
 
 

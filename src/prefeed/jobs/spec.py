@@ -22,13 +22,13 @@ from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.places import JobLocation, locate_place, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.documents import (
-    FieldRule,
     Document,
+    DocumentReference,
     Envelope,
+    FieldRule,
     Fields,
     Name,
     Positive,
-    DocumentReference,
     Unused,
     Whole,
     decode,

@@ -10,9 +10,9 @@ from prefeed.errors import SpecError
 from prefeed.jobs.spec import SAME_SET
 from prefeed.kubernetes.status import CONDITIONS
 from prefeed.sampleset.documents import (
-    FieldRule,
     Document,
     Envelope,
+    FieldRule,
     Fields,
     Name,
     Unused,

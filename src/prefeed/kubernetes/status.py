@@ -39,7 +39,9 @@ class CacheStatus(Fields, frozen=True, kw_only=True):
     disk_used: str = ""
     disk_avail: str = ""
     disk_usage_rate: str = ""
-    error_massage: Annotated[str, Meta(description="reason why the set is not ready; spelled as in the Paddle operator")] = ""
+    error_massage: Annotated[
+        str, Meta(description="reason why the set is not ready; spelled as in the Paddle operator")
+    ] = ""
 
 
 class RuntimeStatus(Fields, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from prefeed.loaders.access import access_of, guess_of, node_settings
 from prefeed.loaders.by_identity import ByIdentity
 from prefeed.loaders.guesses import Supposing
 from prefeed.loaders.kinds import Order
-from prefeed.loaders.report import WaitReporter, Reported
+from prefeed.loaders.report import Reported, WaitReporter
 from prefeed.loaders.sources import ServedSource
 from prefeed.loaders.stages import has_cached_stage
 from prefeed.run_summary import counters

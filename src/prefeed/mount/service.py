@@ -15,11 +15,11 @@ from typing import Final
 
 from prefeed.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError, PrefeedError
 from prefeed.fuse import wire
-from prefeed.fuse.wire import Attributes, Feature, FileSystemSizes, OpenFlag, Operation, FuseRequest
+from prefeed.fuse.wire import Attributes, Feature, FileSystemSizes, FuseRequest, OpenFlag, Operation
 from prefeed.mount.backing import LocalFiles
 from prefeed.mount.objects import MountedObjects
 from prefeed.mount.request import SMALL_BYTES
-from prefeed.mount.tree import FIRST_FILE, TreeDirectory, File, Link, Tree
+from prefeed.mount.tree import FIRST_FILE, File, Link, Tree, TreeDirectory
 from prefeed.types import Buffer
 
 _log = logging.getLogger("prefeed")

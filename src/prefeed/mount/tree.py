@@ -160,7 +160,9 @@ class Tree:
             yield ListingEntry(*before[index], index + 1)
         yield from self._files(directory, found, before_files=len(before), start=max(0, offset - len(before)))
 
-    def _files(self, directory: TreeDirectory, found: Children, *, before_files: int, start: int) -> Iterator[ListingEntry]:
+    def _files(
+        self, directory: TreeDirectory, found: Children, *, before_files: int, start: int
+    ) -> Iterator[ListingEntry]:
         run = bisect_right(found.ends, start)
         if run == len(found.runs):
             return

@@ -198,7 +198,9 @@ class PoolServer:
             if self._is_closed:
                 self._close_idle()
 
-    def _ask_over(self, connection: MemcachedConnection, question: Callable[[MemcachedConnection], T], otherwise: T) -> T:
+    def _ask_over(
+        self, connection: MemcachedConnection, question: Callable[[MemcachedConnection], T], otherwise: T
+    ) -> T:
         while not self._is_out:
             was_used = connection.has_answered
             try:

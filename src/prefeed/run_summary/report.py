@@ -81,7 +81,7 @@ def _stderr_file() -> tuple[int, int]:
 def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seconds: float) -> dict[str, Any]:
     """Convert the counters of a program to the object that ``--json`` writes."""
     facts: dict[str, Any] = {"version": 2, "program": program, "seconds": seconds, "processes": num_loops}
-    facts |= {key: 0 for key in counters.NUMBERS} | {counters.SERVED: [], counters.REFUSED: {}, counters.OPENED: {}}
+    facts |= dict.fromkeys(counters.NUMBERS, 0) | {counters.SERVED: [], counters.REFUSED: {}, counters.OPENED: {}}
     for key, number in counts.items():
         kind, *parts = _RANK.sub("", key).split("\t")
         if not parts:
@@ -99,7 +99,9 @@ def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seco
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
     """Return the lines of the run summary. The first is about the loaders."""
-    hits, late, direct, own_threads, cache_bytes, origin_bytes, loop_ns, waited_ns = map(facts.get, counters.NUMBERS)
+    hits, late, direct, own_threads, cache_bytes, origin_bytes, loop_ns, waited_ns = (
+        facts[name] for name in counters.NUMBERS
+    )
     served, refused, opened = facts[counters.SERVED], facts[counters.REFUSED], facts[counters.OPENED]
     lines = [f"{len(served) or 'no'} loader{'s' * (len(served) != 1)} served: {', '.join(served)}".removesuffix(": ")]
     if refused:

@@ -16,14 +16,14 @@ from msgspec import Meta, field
 
 from prefeed.config import SETTINGS
 from prefeed.sampleset.documents import (
-    FieldRule,
     Document,
+    DocumentReference,
     Envelope,
+    FieldRule,
     Fields,
     Number,
     Positive,
     Ratio,
-    DocumentReference,
     Unused,
     Whole,
     decode,
@@ -91,9 +91,7 @@ class MountOptions(Fields, frozen=True, kw_only=True, rename="kebab", omit_defau
     ) = None
     writeback: Annotated[bool, Meta(extra={"effect": REFUSED, "meaning": _READ_ONLY})] | None = None
     cache_dir: (
-        Annotated[
-            str, _mapped("without `cache.levels`: path of the one level, memory on a tmpfs, otherwise disk")
-        ]
+        Annotated[str, _mapped("without `cache.levels`: path of the one level, memory on a tmpfs, otherwise disk")]
         | None
     ) = None
     cache_size: Annotated[Whole, _mapped("without `cache.levels`: MiB of the one level")] | None = None

@@ -26,7 +26,7 @@ from prefeed.core.requests import Again
 from prefeed.errors import ConfigError, DeclarationError, FilesUnknownError, PrefeedError, SampleSetError
 from prefeed.loaders.access import Opening, access_of, guess_of, node_settings
 from prefeed.loaders.kinds import length_of
-from prefeed.loaders.report import WaitReporter, Reported
+from prefeed.loaders.report import Reported, WaitReporter
 from prefeed.loaders.stages import begin_pass, has_cached_stage
 from prefeed.run_summary import counters
 from prefeed.shown import described

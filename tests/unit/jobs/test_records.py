@@ -87,7 +87,9 @@ def test_a_job_of_another_node_is_not_ended_from_here(records: JobRecords, on_no
     assert "of host-a, which cannot be ended from here" in terminate(records, found)
 
 
-def test_one_of_all_who_claim_a_job_has_it(records: JobRecords, on_node: OnNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_all_who_claim_a_job_has_it(
+    records: JobRecords, on_node: OnNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both have seen that there is none, or that it is over; the one that is late writes nothing."""
     monkeypatch.setattr(records_module, "try_flock", lambda _: True)
     records.directory.mkdir()

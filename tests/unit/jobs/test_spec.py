@@ -9,7 +9,7 @@ from prefeed.config import resolve
 from prefeed.errors import JobSpecError, SampleSetNotFoundError, SpecError
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.places import JobLocation
-from prefeed.jobs.spec import ResolvedJob, JobFields, SyncFields, parse_job, resolve_job
+from prefeed.jobs.spec import JobFields, ResolvedJob, SyncFields, parse_job, resolve_job
 from prefeed.jobs.warming import WarmupOptions
 from prefeed.sampleset.yaml_files import load_documents
 from prefeed.transfer.patterns import Rule

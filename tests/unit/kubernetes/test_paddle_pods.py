@@ -13,7 +13,7 @@ import pytest
 from prefeed.kubernetes.crds import definition, is_ours
 from prefeed.kubernetes.mounts import mount_name
 from prefeed.kubernetes.nodes import MODE, NODE, POD, USER
-from prefeed.kubernetes.operator.groups import Choices, Group, Key, DocumentDecision
+from prefeed.kubernetes.operator.groups import Choices, DocumentDecision, Group, Key
 from prefeed.kubernetes.operator.paddle_jobs import RUNNABLE, decide_paddle_job
 from prefeed.kubernetes.operator.sample_sets import decide_set
 from prefeed.kubernetes.paddlejob import COMPLETED, FAILED, PENDING, RUNNING

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_sources import MemorySource
-from prefeed.mount.tree import ROOT, TreeDirectory, File, Link, Tree, find_hidden
+from prefeed.mount.tree import ROOT, File, Link, Tree, TreeDirectory, find_hidden
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.manifest_writer import build_manifest
 from profiles import examples

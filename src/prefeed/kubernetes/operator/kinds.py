@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from prefeed.jobs.spec import KIND as SAMPLE_JOB
-from prefeed.kubernetes.operator.groups import Choices, Group, DocumentDecision, Resource
+from prefeed.kubernetes.operator.groups import Choices, DocumentDecision, Group, Resource
 from prefeed.kubernetes.operator.paddle_jobs import decide_paddle_job
 from prefeed.kubernetes.operator.sample_jobs import decide_job
 from prefeed.kubernetes.operator.sample_sets import decide_set

@@ -19,8 +19,8 @@ from prefeed.kubernetes.operator.groups import (
     MOST_SAID,
     TRUE,
     Condition,
-    Group,
     DocumentDecision,
+    Group,
     conditions,
     owned,
     without_effect,
@@ -57,7 +57,9 @@ def decide_set(document: Document, group: Group) -> DocumentDecision:
     except SpecError as err:
         refused = Condition(ACCEPTED, FALSE, "Refused", str(err))
         status = _status(document, group, [refused], NONE)
-        return DocumentDecision(kept=frozenset(group.made), status=status, is_held=bool(readers))  # keep serving running pods
+        return DocumentDecision(
+            kept=frozenset(group.made), status=status, is_held=bool(readers)
+        )  # keep serving running pods
     missing = list(_missing(found, document, group))
     if missing:
         accepted = Condition(ACCEPTED, FALSE, "SecretIncomplete", "; ".join(missing))

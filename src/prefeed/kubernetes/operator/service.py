@@ -67,7 +67,9 @@ def login() -> ClusterCredentials:
     if (
         in_pod is not None and host and port
     ):  # the address from the environment, as in Go clients, because the cluster's DNS may be down
-        return cast("ClusterCredentials", replace(in_pod, server=f"https://{f'[{host}]' if ':' in host else host}:{port}"))
+        return cast(
+            "ClusterCredentials", replace(in_pod, server=f"https://{f'[{host}]' if ':' in host else host}:{port}")
+        )
     found: ClusterCredentials | None = in_pod or kopf.login_with_kubeconfig(settings=settings)
     if found is None:
         raise ClusterError("no cluster is known: run in a pod with a service account, or set KUBECONFIG", status=0)
