@@ -1,4 +1,4 @@
-"""TFRecord files: ours read by TensorFlow, TensorFlow's read by us."""
+"""TensorFlow: its reader of our TFRecord files, and its pipelines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from frameworks.running import NUM_FILES, assert_recipe_is_served, assert_the_no
 from prefeed import datasets
 from prefeed.config import current
 from prefeed.packing.driver import PackRequest, pack
-from prefeed.packing.index_existing import index_files
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: make test-frameworks", exc_type=ImportError)
 pytest.importorskip("google_crc32c", reason="google-crc32c is not installed: pip install 'prefeed[pack]'")
@@ -56,40 +55,6 @@ def test_tensorflow_reads_ours(tmp_path: Path) -> None:
     found = [parsed(record) for record in tf.data.TFRecordDataset(shards)]
     assert dict(found) == files
     assert len(found) == len(files)
-
-
-def test_we_read_tensorflows(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    expected = {}
-    for shard in range(2):
-        name = f"train.tfrecord-{shard:05}-of-00002"
-        with tf.io.TFRecordWriter(str(tmp_path / "data" / name)) as writer:
-            for i, size in enumerate(SIZES):
-                features = {
-                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes(size)])),
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[i])),
-                }
-                record = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-                writer.write(record)
-                expected[f"{name}/{i:06}"] = record
-    index_files(str(tmp_path / "data"), None, current())
-    dataset = datasets.Packed(tmp_path / "data")
-    assert {dataset.path(i): dataset[i] for i in range(len(dataset))} == expected
-    labels = datasets.Packed(tmp_path / "data", label_of)
-    assert labels[4] == 4
-
-
-def label_of(record: bytes) -> int:
-    return int(tf.train.Example.FromString(record).features.feature["label"].int64_list.value[0])
-
-
-def test_compressed_files_are_refused(tmp_path: Path) -> None:
-    from prefeed.errors import CannotPackError
-
-    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord"), "GZIP") as writer:
-        writer.write(b"x")
-    with pytest.raises(CannotPackError, match="compressed"):
-        index_files(str(tmp_path), None, current())
 
 
 def test_the_recipe_is_served(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "prefeed mount /nfs/data /mnt/data --writable-below logs=/scratch/logs",
     ),
     "operator run": ("prefeed operator run", "prefeed operator run --namespace team-a"),
-    "pack": ("prefeed pack /mnt/photos /mnt/packed --format webdataset", "prefeed pack /mnt/tars --index"),
+    "pack": ("prefeed pack /mnt/photos /mnt/packed --format webdataset",),
     "run": ("prefeed run train.py --epochs 10", "prefeed run --memory 32GiB torchrun --nproc-per-node 8 train.py"),
     "sampleset apply": ("prefeed sampleset apply -f imagenet.yaml --wait",),
     "sampleset delete": ("prefeed sampleset delete imagenet",),

@@ -33,25 +33,35 @@ class CommandEntry(NamedTuple):
 COMMANDS: Final = {
     "clear": CommandEntry("prefeed.cli.warm:clear", CACHE, "Free the cached objects of a URL, or all objects."),
     "config": CommandEntry("prefeed.cli.settings", INSPECT, "Show the settings in force and the source of each."),
-    "doctor": CommandEntry("prefeed.cli.doctor", TRAIN, "Diagnose why a training program waits for data, and name remedies."),
+    "doctor": CommandEntry(
+        "prefeed.cli.doctor", TRAIN, "Diagnose why a training program waits for data, and name remedies."
+    ),
     "job": CommandEntry("prefeed.cli.job", DATA, "Run, list and stop the jobs in YAML files."),
-    "kubernetes": CommandEntry("prefeed.cli.kubernetes", SERVERS, "Print Kubernetes manifests, and add caches to their pods."),
+    "kubernetes": CommandEntry(
+        "prefeed.cli.kubernetes", SERVERS, "Print Kubernetes manifests, and add caches to their pods."
+    ),
     "logs": CommandEntry("prefeed.cli.logs", INSPECT, "Show the log of the node server."),
     "mount": CommandEntry(
         "prefeed.cli.mount", SERVERS, "Mount an origin as a read-only directory, for programs in any language."
     ),
-    "operator": CommandEntry("prefeed.cli.operator", SERVERS, "Run the Kubernetes operator for sample sets and their jobs."),
+    "operator": CommandEntry(
+        "prefeed.cli.operator", SERVERS, "Run the Kubernetes operator for sample sets and their jobs."
+    ),
     "pack": CommandEntry("prefeed.cli.pack", DATA, "Pack many small files into few large ones."),
     "run": CommandEntry(
         "prefeed.cli.run", TRAIN, "Run a training program unchanged, with all its DataLoaders using the cache."
     ),
-    "sampleset": CommandEntry("prefeed.cli.sampleset", DATA, "Create, list and delete named data sets with their own caches."),
+    "sampleset": CommandEntry(
+        "prefeed.cli.sampleset", DATA, "Create, list and delete named data sets with their own caches."
+    ),
     "server": CommandEntry("prefeed.cli.server", SERVERS, "Start, stop and inspect the node server."),
     "stage": CommandEntry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
     "stats": CommandEntry("prefeed.cli.stats", INSPECT, "Show hits, misses and the contents of the cache."),
     "sync": CommandEntry("prefeed.cli.sync", DATA, "Copy objects from one origin to another, and verify them."),
     "tune": CommandEntry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader by measurement."),
-    "umount": CommandEntry("prefeed.cli.mount:umount", SERVERS, "Unmount a directory that `prefeed mount` has mounted."),
+    "umount": CommandEntry(
+        "prefeed.cli.mount:umount", SERVERS, "Unmount a directory that `prefeed mount` has mounted."
+    ),
     "warm": CommandEntry("prefeed.cli.warm", CACHE, "Fill the cache from a URL before training starts."),
 }
 """The commands of prefeed."""

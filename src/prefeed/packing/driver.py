@@ -1,4 +1,4 @@
-"""Packing, from the listing to the index, and reading it all back. After a kill the same call resumes behind the last whole part."""
+"""Packs a source, from its listing to the index. After a kill the same call resumes after the last complete part."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import lmdb
-import numpy as np
 
 from prefeed.config import GIB, Config
-from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError, SourceError
+from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError
 from prefeed.packing.formats import require_crc32c
-from prefeed.packing.journal import JOURNAL_NAME, PackOptions, Journal
+from prefeed.packing.journal import JOURNAL_NAME, Journal, PackOptions
 from prefeed.packing.order import LAYOUTS, check_names, packing_order
 from prefeed.packing.place import PackLocation
 from prefeed.packing.writing import (
@@ -30,12 +28,10 @@ from prefeed.packing.writing import (
     write_index,
     write_shards,
 )
-from prefeed.sources.answers import patiently
 from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.manifest import Manifest
 from prefeed.sources.mounts import is_within
 from prefeed.sources.pack_index import PackHeader
-from prefeed.sources.packed import PackedSource
 from prefeed.sources.urls import canonical_url, listing_mark, open_source, pack_url
 from prefeed.types import ListingProgress
 
@@ -130,13 +126,8 @@ def pack(
                     header = write_index(work, journal)
                 place.tidy()
                 journal.finish()
-    return result_of(place.url, header, kept=kept, started=started)
-
-
-def result_of(url: str, header: PackHeader, *, kept: int, started: float) -> PackResult:
-    """Return the outcome of a pack at this place that was begun at a time of ``time.monotonic``."""
     return PackResult(
-        url=canonical_url(pack_url(url)),
+        url=canonical_url(pack_url(place.url)),
         layout=header.layout,
         objects=header.num_objects,
         bytes=header.total_bytes,
@@ -176,10 +167,9 @@ def _finished(place: PackLocation, job: PackOptions, manifest: Manifest) -> Pack
         return None
     header = index.header
     if (header.made_from, header.listing) != (job.describe(), manifest.uid):
-        made = f"of {header.made_from}" if header.made_from else "that another program made"
         changed = ", whose files have changed since" if header.made_from == job.describe() else ""
         raise PackOccupiedError(
-            f"{place.url} holds a finished pack {made}{changed}: pack into a new directory, or remove that one"
+            f"{place.url} holds a finished pack of {header.made_from}{changed}: pack into a new directory, or remove that one"
         )
     return header
 
@@ -217,36 +207,3 @@ def _write_rest(work: Work, journal: Journal, source_url: str, config: Config) -
     with contextlib.closing(source), contextlib.closing(stream):
         write(work, journal, stream, kept)
     return kept
-
-
-_THREADS: Final = 16
-_BATCH: Final = 256
-_DEADLINE_SECONDS: Final = 10.0
-"""Time for which a value is read again: a damaged one stays damaged."""
-
-
-def verify(url: str, config: Config, *, progress: PackProgress | None = None) -> tuple[str, ...]:
-    """Read every object of a pack and compare its checksum; return a sentence per damaged object.
-
-    Raises:
-        SourceError: The pack cannot be opened.
-    """
-    problems: list[str] = []
-    with contextlib.closing(open_source(url, config)) as source, ThreadPoolExecutor(_THREADS) as pool:
-        assert isinstance(source, PackedSource)
-        index = source.index(newest=True)
-        index.validate()
-
-        def problem(number: int) -> str | None:
-            try:
-                patiently(lambda: source.fetch(index.path(number)), deadline_seconds=_DEADLINE_SECONDS)
-            except SourceError as err:
-                return err.message
-            return None
-
-        order = np.lexsort((index.offsets, index.files))  # as in the data files
-        for start in range(0, len(order), _BATCH):
-            batch = order[start : start + _BATCH].tolist()
-            problems += filter(None, pool.map(problem, batch))
-            (progress or _ignored)(start + len(batch), len(index), int(index.sizes[batch].sum()))
-    return tuple(problems)

@@ -11,14 +11,10 @@ import lmdb
 import numpy as np
 
 from prefeed.errors import CannotPackError
-from prefeed.packing.formats import PackedObject
-from prefeed.sources.listing import ENCODING
 from prefeed.types import Buffer
 
 DATA_FILE: Final = "data.mdb"
 LOCK_FILE: Final = "lock.mdb"
-_DATABASE_BYTES: Final = 48
-"""Size of the value that stands for a named database."""
 _MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ")
 
 
@@ -71,46 +67,16 @@ def value_offsets(data_file: Path, keys: Iterable[bytes]) -> Iterator[int]:
     Raises:
         CannotPackError: A key is not there.
     """
-    with _opened(data_file) as environment, environment.begin(buffers=True) as transaction:
+    with (
+        lmdb.open(str(data_file), subdir=False, readonly=True, lock=False, readahead=False) as environment,
+        environment.begin(buffers=True) as transaction,
+    ):
         places = _Places(data_file)
         for key in keys:
             value = transaction.get(key)
             if value is None:
                 raise CannotPackError(f"{data_file} has lost {key!r}: remove the directory and pack again")
             yield places.offset(value)
-
-
-def scan(data_file: Path, name: str) -> Iterator[PackedObject]:
-    """Yield every value of an environment's main database; it must not be written to meanwhile or afterwards.
-
-    Raises:
-        CannotPackError: It is no environment, or has several databases or several values of a key.
-    """
-    try:
-        with _opened(data_file) as environment, environment.begin(buffers=True) as transaction:
-            if environment.open_db(txn=transaction).flags()["dupsort"]:
-                raise CannotPackError(f"{name} has several values for one key, in an order that cannot be indexed")
-            places = _Places(data_file)
-            for key, value in transaction.cursor():
-                if len(value) == _DATABASE_BYTES and _is_database(environment, transaction, bytes(key)):
-                    raise CannotPackError(
-                        f"{name} has named databases, such as {bytes(key)!r}; only the main one is read"
-                    )
-                yield PackedObject(bytes(key).decode(*ENCODING), places.offset(value), value)
-    except lmdb.Error as err:
-        raise CannotPackError(f"{name} is not an LMDB environment, or is damaged: {err}") from err
-
-
-def _opened(data_file: Path) -> lmdb.Environment:
-    return lmdb.open(str(data_file), subdir=False, readonly=True, lock=False, readahead=False, max_dbs=1)
-
-
-def _is_database(environment: lmdb.Environment, transaction: lmdb.Transaction, key: bytes) -> bool:
-    try:
-        environment.open_db(key, txn=transaction, create=False)
-    except lmdb.Error:
-        return False
-    return True
 
 
 class _Places:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
@@ -22,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from prefeed.errors import PackError, PackSourceChangedError
 from prefeed.packing.environment import DATA_FILE, LOCK_FILE, EnvironmentWriter, value_offsets
 from prefeed.packing.formats import tar_end, tar_frame, tfrecord_frame
-from prefeed.packing.journal import PackOptions, Journal, Part
+from prefeed.packing.journal import Journal, PackOptions, Part
 from prefeed.packing.order import PackingOrder, signature
 from prefeed.packing.place import PARTIAL, PackLocation
 from prefeed.sources.answers import patiently
@@ -279,38 +278,22 @@ def write_index(work: Work, journal: Journal) -> PackHeader:
     files = list(dict.fromkeys(part.file for part in parts))
     numbers = np.repeat([files.index(part.file) for part in parts], [part.count for part in parts])
     by_path = np.argsort(order.ids)  # ids of a manifest are in order of their paths
-    header, index = encode(
-        PackHeader(
-            layout=work.job.layout, data_files=files, made_from=work.job.describe(), listing=work.manifest.uid,
-        ),
-        [work.manifest.path_bytes(i) for i in range(len(work.manifest))],
-        sizes=sizes[by_path], offsets=offsets[by_path], checksums=checksums[by_path], files=numbers[by_path],
+    paths = [work.manifest.path_bytes(i) for i in range(len(work.manifest))]
+    lengths = [len(path) for path in paths]
+    header = PackHeader(
+        layout=work.job.layout, data_files=files, made_from=work.job.describe(), listing=work.manifest.uid,
+        num_objects=len(paths), total_bytes=int(sizes.sum()), path_bytes=sum(lengths),
+    )  # fmt: skip
+    index = encode_index(
+        header,
+        sizes=sizes[by_path], offsets=offsets[by_path], checksums=checksums[by_path],
+        files=numbers[by_path].astype(np.uint32),
+        starts=np.concatenate(([0], np.cumsum(lengths))).astype(np.uint64), paths=b"".join(paths),
     )  # fmt: skip
     if work.job.layout == "lmdb" and work.place.is_store:
         work.place.upload(work.place.work / DATA_FILE, DATA_FILE)
     work.place.finish(index)
     return header
-
-
-def encode(
-    header: PackHeader,
-    paths: list[bytes],
-    *,
-    sizes: NDArray[np.uint64],
-    offsets: NDArray[np.uint64],
-    checksums: NDArray[np.uint64],
-    files: NDArray[np.integer],
-) -> tuple[PackHeader, list[Buffer]]:
-    """Complete the counts of a header, and encode the index of objects in order of their paths."""
-    lengths = [len(path) for path in paths]
-    full = msgspec.structs.replace(
-        header, num_objects=len(paths), total_bytes=int(sizes.sum()), path_bytes=sum(lengths)
-    )
-    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.uint64)
-    return full, encode_index(
-        full, sizes=sizes, offsets=offsets, checksums=checksums, files=files.astype(np.uint32), starts=starts,
-        paths=b"".join(paths),
-    )  # fmt: skip
 
 
 def _environment_offsets(work: Work, sizes: NDArray[np.uint64], checksums: NDArray[np.uint64]) -> NDArray[np.uint64]:

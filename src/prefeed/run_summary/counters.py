@@ -18,16 +18,9 @@ from itertools import count
 _NUM_ENTRIES, _KEY_BYTES = 128, 504
 _ENTRY = struct.Struct(f"={_KEY_BYTES}sq")
 
-NUMBERS = [
-    "hits",
-    "late_or_missed",
-    "direct_reads",
-    "reads_in_own_threads",
-    "cache_bytes",
-    "origin_bytes",
-    "loop_ns",
-    "waited_ns",
-]
+NUMBERS = (
+    "hits", "late_or_missed", "direct_reads", "reads_in_own_threads", "cache_bytes", "origin_bytes", "loop_ns", "waited_ns",
+)  # fmt: skip
 HITS, LATE, DIRECT, OWN_THREADS, CACHE_BYTES, ORIGIN_BYTES, LOOP_NS, WAITED_NS = NUMBERS
 """Reads by outcome, and direct reads in threads that no sample started. Time of epochs, and the waiting time in it."""
 

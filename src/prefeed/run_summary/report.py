@@ -99,9 +99,7 @@ def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seco
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
     """Return the lines of the run summary. The first is about the loaders."""
-    hits, late, direct, own_threads, cache_bytes, origin_bytes, loop_ns, waited_ns = (
-        facts[name] for name in counters.NUMBERS
-    )
+    hits, late, direct, own_threads, cached, fetched, loop_ns, waited_ns = (facts[name] for name in counters.NUMBERS)
     served, refused, opened = facts[counters.SERVED], facts[counters.REFUSED], facts[counters.OPENED]
     lines = [f"{len(served) or 'no'} loader{'s' * (len(served) != 1)} served: {', '.join(served)}".removesuffix(": ")]
     if refused:
@@ -109,17 +107,16 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
     if num_reads := hits + late + direct:
         lines.append(
             f"{num_reads:,} reads: {hits:,} hits ({100 * hits / num_reads:.1f} %), {late:,} late or missed, {direct:,} direct; "
-            f"{format_bytes(cache_bytes)} from the cache, {format_bytes(origin_bytes)} from the origin"
+            f"{format_bytes(cached)} from the cache, {format_bytes(fetched)} from the origin"
         )
     if own_threads:
         lines.append(f"{own_threads:,} direct reads in threads of its own: PREFEED_READS=all answers them")
     if loop_ns:
         processes, seconds = facts["processes"], facts["seconds"]
         all_of_them = f" of {processes} processes" if processes > 1 else ""
-        share = 100 * min(1.0, loop_ns / 1e9 / processes / seconds)
         lines.append(
             f"waited {100 * waited_ns / loop_ns:.1f} % of {loop_ns / 1e9:,.1f} s{all_of_them} for data; "
-            f"epochs took {share:.0f} % of the program's {seconds:,.1f} s"
+            f"epochs took {min(100, loop_ns / 1e7 / processes / seconds):.0f} % of the program's {seconds:,.1f} s"
         )
     if opened:
         calls = sorted(opened, key=opened.__getitem__, reverse=True)

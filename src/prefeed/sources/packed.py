@@ -156,8 +156,7 @@ class PackedSource:
             data = self._source.fetch_range(INDEX_NAME, 0, HEAD_BYTES).data
         except ObjectNotFoundError as err:
             raise ObjectNotFoundError(
-                f"{self.url} is not a finished pack: it has no {INDEX_NAME}. Finish it with the command that began it, or, "
-                "if another program packed it, write an index with `prefeed pack --index`",
+                f"{self.url} is not a finished pack: it has no {INDEX_NAME}. Finish it with the command that began it",
                 url=self.url,
             ) from err
         return Head.decode(data, self._source.locate(INDEX_NAME))

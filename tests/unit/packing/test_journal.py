@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prefeed.errors import PackOccupiedError
-from prefeed.packing.journal import JOURNAL_NAME, PackOptions, Journal, Part
+from prefeed.packing.journal import JOURNAL_NAME, Journal, PackOptions, Part
 
 JOB = PackOptions(source="/src", layout="tfrecord", shard_bytes=5, seed=None)
 

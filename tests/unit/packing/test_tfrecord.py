@@ -1,8 +1,7 @@
-"""TFRecord files: what we write, read by a reader of its own; what others write, read by us."""
+"""TFRecord files, read by a reader of the test's own."""
 
 from __future__ import annotations
 
-import io
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.config import Config, current
-from prefeed.datasets import Packed
+from prefeed.config import Config
 from prefeed.errors import CannotPackError
 from prefeed.packing import formats
 from prefeed.packing.driver import PackRequest, pack
-from prefeed.packing.formats import scan_tfrecord, tfrecord_frame
-from prefeed.packing.index_existing import index_files
-from unit.packing.packs import make_files, packed, read_back
+from prefeed.packing.formats import tfrecord_frame
+from unit.packing.packs import make_files, packed
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -100,68 +97,6 @@ def test_the_data_is_where_it_is_said_to_be(path: str, data: bytes) -> None:
     (payload,) = frames(head + data + tail)
 
     assert features(payload) == {"path": path.encode(), "data": data}
-
-
-def write_foreign(file: Path, payloads: list[bytes]) -> None:
-    with file.open("wb") as out:
-        for payload in payloads:
-            length = struct.pack("<Q", len(payload))
-            out.write(length + struct.pack("<I", masked(length)) + payload + struct.pack("<I", masked(payload)))
-
-
-def test_records_of_others_are_samples(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    payloads = [[b"", b"one", bytes(3000)], [b"two" * 50]]
-    for number, content in enumerate(payloads):
-        write_foreign(tmp_path / "data" / f"train.tfrecord-{number:05}-of-00002", content)
-    index_files(str(tmp_path / "data"), None, current())
-
-    assert read_back(tmp_path / "data") == {
-        "train.tfrecord-00000-of-00002/000000": b"",
-        "train.tfrecord-00000-of-00002/000001": b"one",
-        "train.tfrecord-00000-of-00002/000002": bytes(3000),
-        "train.tfrecord-00001-of-00002/000000": b"two" * 50,
-    }
-    assert Packed(tmp_path / "data", decode=len)[2] == 3000
-
-
-def test_names_that_say_nothing(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    write_foreign(tmp_path / "data" / "train-00000-of-01024", [b"x"])
-    index_files(str(tmp_path / "data"), None, current(), layout="tfrecord")
-    assert read_back(tmp_path / "data") == {"train-00000-of-01024/000000": b"x"}
-
-
-@pytest.mark.parametrize(
-    ("at", "words"), [(3, "or damaged"), (9, "or damaged"), (14, "do not match its checksum"), (-1, "its checksum")]
-)
-def test_damaged_records_are_refused(tmp_path: Path, at: int, words: str) -> None:
-    (tmp_path / "data").mkdir()
-    file = tmp_path / "data" / "a.tfrecord"
-    write_foreign(file, [b"12345678"])
-    content = bytearray(file.read_bytes())
-    content[at] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(CannotPackError, match=words):
-        index_files(str(tmp_path / "data"), None, current())
-
-
-@pytest.mark.parametrize("keep", [5, 13, 21])
-def test_cut_records_are_refused(tmp_path: Path, keep: int) -> None:
-    (tmp_path / "data").mkdir()
-    write_foreign(tmp_path / "data" / "a.tfrecord", [b"12345678"])
-    with (tmp_path / "data" / "a.tfrecord").open("r+b") as file:
-        file.truncate(keep)
-    with pytest.raises(CannotPackError, match="record 0"):
-        index_files(str(tmp_path / "data"), None, current())
-
-
-@pytest.mark.parametrize("size", [9, 2**40, 2**63, 2**64 - 1])
-def test_no_memory_is_taken_for_a_length_that_the_file_does_not_have(tmp_path: Path, size: int) -> None:
-    length = struct.pack("<Q", size)
-    content = length + struct.pack("<I", masked(length)) + b"12345678" + bytes(4)
-    with pytest.raises(CannotPackError, match=rf"cut off: 8 of {size} bytes"):
-        list(scan_tfrecord(io.BytesIO(content), "x"))
 
 
 def test_without_its_libraries_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
