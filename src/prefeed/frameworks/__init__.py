@@ -4,6 +4,5 @@
 ``grain``       Grain's ``DataLoader``: reads the index sampler
 ``mindspore``   ``GeneratorDataset``: reads the sampler's indices
 ``tensorflow``  tf.data's ``from_generator`` and Python functions; counts readers in C++
-``generators``  a generator as a dataset, whose order is learned
 ``hooks``       patches a framework when it is imported
 """

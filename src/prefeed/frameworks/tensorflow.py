@@ -1,8 +1,7 @@
-"""Serves the Python parts of tf.data: ``from_generator``, and Python functions in a pipeline. Start with ``enable``.
+"""Serves the Python functions of tf.data: ``tf.numpy_function``, ``tf.py_function`` and ``from_generator``. Start with ``enable``.
 
-from_generator                       passes of a generator: served and read ahead, see ``generators``
-tf.numpy_function, tf.py_function    files that they open come from the cache; TensorFlow draws their order in C++
-tf.io.read_file, TFRecordDataset …   open files in C++ and bypass the cache
+Files that the functions open come from the cache. They are not read ahead, because TensorFlow draws the order in C++. Its readers
+``tf.io.read_file`` and ``TFRecordDataset`` open files in C++ and bypass the cache.
 """
 
 from __future__ import annotations
@@ -12,19 +11,15 @@ from typing import Any, Final
 
 from prefeed.client.beside import ReadsBeside
 from prefeed.config import current
-from prefeed.frameworks.generators import ServedGenerator
 from prefeed.interception import answers_everywhere, reads_from
-from prefeed.loaders.feed import Feeds
 from prefeed.loaders.replacing import Method, Replaced
 from prefeed.run_summary import counters
 from prefeed.sampleset.names import resolve_roots
 from prefeed.sources.mounts import Roots
 
-_DATASETS: Final = "tensorflow.python.data.ops.dataset_ops"
 _FUNCTIONS: Final = "tensorflow.python.ops.script_ops"
 _NAME: Final = "tf.numpy_function, tf.py_function"
 
-_feeds = Feeds("tf.data.Dataset.from_generator")
 _replaced: list[Replaced] = []
 
 
@@ -36,7 +31,9 @@ class _Functions:
 
     def begin(self) -> None:
         """Start to serve files below the roots."""
-        self._reader = _reads_beside()
+        config = resolve_roots(current())
+        roots = Roots.of(config)
+        self._reader = ReadsBeside(config, roots) if roots else None
 
     def end(self) -> None:
         """Stop serving files. Idempotent."""
@@ -60,48 +57,16 @@ class _Functions:
 _functions = _Functions()
 
 
-def _reads_beside() -> ReadsBeside | None:
-    config = resolve_roots(current())
-    roots = Roots.of(config)
-    return ReadsBeside(config, roots) if roots else None
-
-
-class _Passes:
-    """Holder of the reader for passes of generators without a plan.
-
-    Attributes:
-        reader: Reader of files, or None if they are not served.
-    """
-
-    reader: ReadsBeside | None = None
-
-    def begin(self) -> None:
-        """Start to serve files below the roots."""
-        self.reader = _reads_beside()
-
-    def end(self) -> None:
-        """Stop serving files. Idempotent."""
-        reader, self.reader = self.reader, None
-        if reader is not None:
-            reader.end()
-
-
-_passes = _Passes()
-
-
 def enable() -> None:
-    """Serve Python functions, and generators that tf.data receives later. Idempotent.
+    """Serve the Python functions of pipelines. Idempotent.
 
     Raises:
         AttributeError, KeyError: This version of TensorFlow has different internals.
     """
     if _replaced:
         return
-    datasets: Any = sys.modules[_DATASETS]
     functions: Any = sys.modules[_FUNCTIONS]
     _functions.begin()
-    _passes.begin()
-    _replaced.append(Replaced(datasets.DatasetV2._GeneratorState, "__init__", _keep))
     _replaced.append(Replaced(functions.FuncRegistry, "__call__", _functions.call))
 
 
@@ -110,10 +75,3 @@ def disable() -> None:
     while _replaced:
         _replaced.pop().undo()
     _functions.end()
-    _passes.end()
-    _feeds.clear()
-
-
-def _keep(own: Method, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    (generator,) = (*args, *kwargs.values())
-    return own(state, ServedGenerator(generator, _feeds, beside=lambda: _passes.reader))

@@ -24,13 +24,6 @@ pytestmark = [pytest.mark.usefixtures("sandbox"), pytest.mark.timeout(300)]
 def stand_in() -> dict[str, Any]:
     """Return the modules of TensorFlow on which the integration relies, with the names and calls that it needs."""
 
-    class _GeneratorState:
-        def __init__(self, generator: Callable[..., Any]) -> None:
-            self._generator = generator
-
-        def get_iterator(self) -> Iterator[Any]:
-            return iter(self._generator())
-
     class FuncRegistry:
         def __call__(self, token: Callable[..., Any], device: Any, args: tuple[Any, ...]) -> Any:
             return token(*args)
@@ -42,7 +35,7 @@ def stand_in() -> dict[str, Any]:
 
     root = "tensorflow.python"
     modules = [
-        module(f"{root}.data.ops.dataset_ops", DatasetV2=type("DatasetV2", (), {"_GeneratorState": _GeneratorState})),
+        module(f"{root}.data.ops.dataset_ops"),
         module(f"{root}.ops.script_ops", FuncRegistry=FuncRegistry),
     ]
     return {made.__name__: made for made in modules}
@@ -66,40 +59,6 @@ def module_of(name: str) -> Any:
 
 def paths_below(root: Path) -> list[str]:
     return [str(root / f"{index:02}.bin") for index in range(NUM)]
-
-
-def elements_of(paths: list[str]) -> Iterator[bytes]:
-    for path in paths:
-        with open(path, "rb") as file:
-            yield file.read()
-
-
-def test_a_generator_over_a_list_is_read_ahead_in_its_first_pass(root: Path) -> None:
-    paths = paths_below(root)
-    with auto():
-        state = module_of("data.ops.dataset_ops").DatasetV2._GeneratorState(lambda: elements_of(paths))
-        passes = [list(state.get_iterator()) for _ in range(2)]
-        assert wait_until(lambda: prefeed.statistics().reads >= 2 * NUM, timeout_seconds=60)
-        counts = prefeed.statistics()
-        del state
-    assert passes == [[content(index) for index in range(NUM)]] * 2
-    assert counts.origin_requests == NUM
-    assert (counts.misses, counts.direct_reads) == (0, 0)
-
-
-def test_passes_at_the_same_time_and_passes_that_are_left_give_the_same(root: Path) -> None:
-    paths = paths_below(root)
-    expected = [content(index) for index in range(NUM)]
-    with auto():
-        state = module_of("data.ops.dataset_ops").DatasetV2._GeneratorState(lambda: elements_of(paths))
-        left = state.get_iterator()
-        assert [next(left), next(left)] == expected[:2]
-        both = list(zip(state.get_iterator(), state.get_iterator(), strict=True))
-        del left
-        again = list(state.get_iterator())
-        del state
-    assert both == list(zip(expected, expected, strict=True))
-    assert again == expected
 
 
 def test_files_that_python_functions_open_come_from_the_cache(root: Path) -> None:
