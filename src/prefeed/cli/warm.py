@@ -6,14 +6,14 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from prefeed.cli import render
-from prefeed.cli.backend import Backend, Client, backend_of
+from prefeed.cli.backend import Backend, backend_of
 from prefeed.cli.failure import EXIT_FAILED
 from prefeed.cli.options import config_of, has_bar, home_option, json_option
 from prefeed.cli.url import located
@@ -26,6 +26,9 @@ from prefeed.jobs.warming import SEQUENCE, STRATEGIES, WarmEvents, WarmupOptions
 from prefeed.sources.signed_urls import query_of
 from prefeed.sources.urls import unwrapped
 from prefeed.types import WarmResult
+
+if TYPE_CHECKING:
+    from prefeed.client.node import NodeClient
 
 _MAX_SERVERS: Final = 3
 """Number of servers that may die during a warm-up before it fails."""
@@ -151,7 +154,7 @@ def _warm_everything(backend: Backend, url: str, config: Config, *, show_progres
     raise AssertionError
 
 
-def _warm(client: Client, url: str, *, listing_age: float, show_progress: bool) -> WarmResult:
+def _warm(client: NodeClient, url: str, *, listing_age: float, show_progress: bool) -> WarmResult:
     if not show_progress:
         return client.warm(url, listing_age=listing_age)
     bar = WarmBar()

@@ -10,19 +10,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from rich.bar import Bar
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from prefeed.cli.backend import Backend, Client
+from prefeed.cli.backend import Backend
 from prefeed.cli.render import format_bytes, format_count, format_duration, format_ratio, how_read
 from prefeed.cli.text import printable
 from prefeed.config import Config
 from prefeed.errors import PrefeedError
 from prefeed.types import EpochWait, PlanInfo, ServerStatus, Statistics
+
+if TYPE_CHECKING:
+    from prefeed.client.node import NodeClient
 
 ANSWER_SECONDS: Final = 5.0
 """Maximum wait for a reply, in seconds, before the screen reports that the server does not reply."""
@@ -96,7 +99,7 @@ class ServerSource:
     def __init__(self, backend: Backend, config: Config) -> None:
         self._backend = backend
         self._config = config
-        self._client: Client | None = None
+        self._client: NodeClient | None = None
 
     def sample(self) -> Sample:
         """Query the server.

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fake_backend import PLANS, STATISTICS, STATUS, FakeBackend
 from prefeed.cli import stats, watch
-from prefeed.cli.backend import NodeBackend
+from prefeed.cli.backend import Backend
 from prefeed.cli.stats import watch_server
 from prefeed.cli.watch import Sample, ServerSource, frame, rates_between
 from prefeed.client.launch import start_server
@@ -234,7 +234,7 @@ def test_no_rates_across_a_restart(after: Sample) -> None:
 
 @pytest.fixture
 def real(sandbox: object) -> Iterator[ServerSource]:
-    with ServerSource(NodeBackend(), resolve({"metrics": "0"})) as source:
+    with ServerSource(Backend(), resolve({"metrics": "0"})) as source:
         yield source
 
 
