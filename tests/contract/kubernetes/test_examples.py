@@ -1,4 +1,4 @@
-"""The documents in ``examples/kubernetes`` get a cache; the class by which Fluid takes prefeed has the fields that Fluid looks for."""
+"""The documents in ``examples/kubernetes`` get a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "kubernetes"
 SET = FOLDER / "imagenet.yaml"
 EXAMPLES = sorted(path for path in FOLDER.glob("*.yaml") if path != SET and "quickstart" not in path.name)
-FLUID = ROOT / "deploy" / "fluid" / "cacheruntimeclass.yaml"
 
 
 def documents_of(path: Path) -> list[dict[str, Any]]:
@@ -40,18 +39,3 @@ def test_each_pod_that_asks_has_a_sidecar_and_no_other() -> None:
         "PyTorchJob.spec.pytorchReplicaSpecs.Worker.template",
         "TrainingRuntime.spec.template.spec.replicatedJobs[0].template.spec.template",
     ]
-
-
-def test_fluid_takes_it_as_a_client() -> None:
-    """Its fields are those of ``CacheRuntimeClass``, which no schema at hand has."""
-    (found,) = documents_of(FLUID)
-    client = found["topology"]["client"]
-
-    assert (found["apiVersion"], found["kind"]) == ("data.fluid.io/v1alpha1", "CacheRuntimeClass")
-    assert found.keys() == {"apiVersion", "kind", "metadata", "fileSystemType", "topology"}
-    assert found["topology"].keys() == {"client"}
-    assert client.keys() == {"workloadType", "template"}
-    (command,) = client["template"]["spec"]["containers"][0]["args"]
-    assert "FLUID_RUNTIME_CONFIG_PATH" in command
-    assert command.endswith('"$MOUNT_0_MOUNTPOINT" "$FLUID_RUNTIME_MOUNT_PATH"')
-    assert found["fileSystemType"] == "fuse.prefeed"
