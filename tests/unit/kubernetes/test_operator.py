@@ -283,7 +283,7 @@ def test_what_has_no_effect_is_said(cluster: Cluster, operator: Operator) -> Non
     assert said(cluster)["Accepted"][0] == "Accepted"
     told = said(cluster)["OptionsWithoutEffect"][1]
     for words in (
-        "prefetch: the sampler gives the order",
+        "prefetch: the sampler determines the order",
         "cache-dir: spec.cache.levels sets it",
         "spec.csi.driver: nothing is mounted",
         "spec.cache.levels: their paths",
