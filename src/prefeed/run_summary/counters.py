@@ -15,8 +15,7 @@ import struct
 import threading
 from itertools import count
 
-_NUM_ENTRIES, _KEY_BYTES = 128, 504
-_ENTRY = struct.Struct(f"={_KEY_BYTES}sq")
+_NUM_ENTRIES, _KEY_BYTES, _ENTRY = 128, 504, struct.Struct("=504sq")
 
 NUMBERS = (
     "hits", "late_or_missed", "direct_reads", "reads_in_own_threads", "cache_bytes", "origin_bytes", "loop_ns", "waited_ns",

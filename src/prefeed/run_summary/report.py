@@ -119,6 +119,6 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
             f"epochs took {min(100, loop_ns / 1e7 / processes / seconds):.0f} % of the program's {seconds:,.1f} s"
         )
     if opened:
-        calls = sorted(opened, key=opened.__getitem__, reverse=True)
-        lines.append("opens that bypassed the cache: " + ", ".join(f"{call} {opened[call]:,}" for call in calls))
+        calls = (f"{call} {opened[call]:,}" for call in sorted(opened, key=opened.__getitem__, reverse=True))
+        lines.append(f"opens that bypassed the cache: {', '.join(calls)}")
     return lines

@@ -202,7 +202,7 @@ class Position:
         sampler = planned if rest is None else _Resumed(planned, loader, rest)
         if is_readable_ahead(loader._index_sampler):
             return sampler
-        return _Watched(loader._index_sampler if sampler is None else sampler, self)
+        return _CountedSampler(loader._index_sampler if sampler is None else sampler, self)
 
     def draws(self) -> deque[Any]:
         """Return where a sampler puts what it draws from now on: an earlier iterator may continue with its own."""
@@ -324,7 +324,7 @@ class Position:
             restore_own(loader, self._loaded["now"])
 
 
-class _Watched:
+class _CountedSampler:
     """Yields what a (batch) sampler yields; the loader's position knows what was drawn."""
 
     def __init__(self, inner: Any, position: Position) -> None:
