@@ -358,6 +358,25 @@ class BadTargetNameError(CopyError):
     code = "bad-target-name"
 
 
+class DoesNotFitError(CopyError):
+    """A data set is larger than the space for its copy, and a partial copy is not possible."""
+
+    code = "does-not-fit"
+
+
+class NotACopyError(CopyError, ValueError):
+    """The path to remove is not a copy that prefeed created."""
+
+    code = "not-a-copy"
+
+
+class CopyInUseError(CopyError):
+    """Another process is using this copy."""
+
+    code = "copy-in-use"
+    retryable = True
+
+
 # ---------------------------------------------------------------- sample sets
 
 

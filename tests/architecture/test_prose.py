@@ -15,6 +15,7 @@ LIMITS = {
     "prefeed": 0.3,
     "cli": 1.3,
     "client": 32.4,
+    "copying": 0.0,
     "core": 30.9,
     "datasets": 0.0,
     "diagnose": 1.1,

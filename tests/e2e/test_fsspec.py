@@ -185,15 +185,19 @@ def test_options_of_other_file_systems_are_accepted_and_ignored(
     assert "client_kwargs" in line
     with fs.open(path, "rt", encoding="latin-1", errors="strict", newline="", block_size=0, cache_type="all") as file:
         assert file.read(5) == "ä\r\nbä"
-    with fsspec.open(url, "rb", **options) as file:
-        assert file.read() == (root / "x.txt").read_bytes()
+    for opened in (
+        fsspec.open(url, "rb", **options),
+        fsspec.open(f"prefeed::file://{root}/x.txt", file={"auto_mkdir": False}),
+    ):
+        with opened as file:
+            assert file.read() == (root / "x.txt").read_bytes()
     assert fs.ls(str(root), refresh=True) == fs.listdir(str(root))
     assert fs.find(str(root), refresh=True) == [str(root / "x.txt")]
     fs.get_file(path, str(tmp_path / "copy"), callback=fsspec.callbacks.NoOpCallback(), block_size=5)
     assert (tmp_path / "copy").read_bytes() == (root / "x.txt").read_bytes()
 
 
-@pytest.mark.parametrize("scheme", ["prefeed://", "prefeed://file://", "prefeed:/"])
+@pytest.mark.parametrize("scheme", ["prefeed://", "prefeed://file://", "prefeed::file://", "prefeed:/"])
 def test_what_is_in_an_archive_or_compressed(root: Path, scheme: str) -> None:
     """Also by ``prefeed:/`` and an absolute path: pathlib, which Hugging Face's datasets use on URLs, drops a slash."""
     data = os.urandom(3 * BLOCK)
@@ -288,6 +292,25 @@ def test_ranges_of_many_files_of_a_local_disk_hold_no_descriptors(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
     assert found == [path.encode() for path in paths]
+
+
+def test_as_an_outer_protocol(root: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (root / name).write_bytes(name.encode() * 20_000)
+    inner = f"prefeed::file://{root}"
+    with fsspec.open(f"{inner}/a.txt") as file:
+        assert file.read() == b"a.txt" * 20_000
+    opened = fsspec.open_files(f"{inner}/*.txt")
+    assert [one.path for one in opened] == [f"prefeed://file://{root}/{name}.txt" for name in "ab"]
+    for one, name in zip(fsspec.open_files([f"{inner}/b.txt", f"{inner}/a.txt"]), "ba", strict=True):
+        with one as file:
+            assert file.read() == f"{name}.txt".encode() * 20_000
+
+
+@pytest.mark.parametrize("inner", ["nfs5://host/x", "ftp://host/x"])
+def test_an_inner_protocol_that_no_source_reads_is_named(root: Path, inner: str) -> None:
+    with pytest.raises((UnknownSchemeError, ValueError), match=inner[: inner.index(":")]):
+        fsspec.open(f"prefeed::{inner}").open()
 
 
 def test_a_sample_set(root: Path) -> None:

@@ -23,6 +23,7 @@ from e2e.parity import stop_server
 from limits import set_limits
 from mounting import dead_fuse, mounted, needs_root, obey_modes, with_own_mounts
 from prefeed.config import current
+from prefeed.copying.staging import StageRequest, stage
 from prefeed.errors import BadTargetNameError, CannotPackError, JobError, SourceError
 from prefeed.files import close
 from prefeed.files.filesystem import PrefeedFileSystem
@@ -92,6 +93,13 @@ def _list_around_closed_directories(root: Path) -> None:
         assert all(len(data[index]) for index in range(4))
         images = prefeed.datasets.ImageFolder(root)
         assert len(images) == 4
+        place = root.with_name(f"{root.name}-copies")
+        place.mkdir()
+        assert stage(StageRequest(url=str(root), place=place), current()).record.num_files == 4
+        (root / "z").chmod(0)
+        again = stage(StageRequest(url=str(root), place=place), current())
+        assert (again.record.num_files, len([*place.rglob("*.png")])) == (2, 4), "the copy of what is closed now stays"
+        (root / "z").chmod(0o700)
         assert len(fsspec.filesystem("prefeed").find(str(root))) == 4
         with pytest.raises(PermissionError):
             fsspec.filesystem("prefeed").ls(str(root / "lost+found"))

@@ -15,7 +15,8 @@ from cover import crossed
 from mounting import bind, dead_fuse, needs_root, obey_modes, tmpfs, unmount, with_own_mounts
 from prefeed.cli.main import cli
 from prefeed.config import resolve
-from prefeed.errors import EmptyListingError, JobError, JobSpecError, PrefeedError
+from prefeed.copying.staging import StageRequest, stage
+from prefeed.errors import CopyError, EmptyListingError, JobError, JobSpecError, PrefeedError
 from prefeed.jobs.options import SyncOptions, SyncResult
 from prefeed.jobs.rmr import relative_paths, remove, survey
 from prefeed.jobs.sync import sync
@@ -496,6 +497,9 @@ def _places_by_mounts(tmp_path: Path) -> None:
     for one, other in [(source, view / "sub"), (view / "sub", source), (view, source / "a" / "sub"), (source, outside)]:
         with pytest.raises(JobSpecError, match="overlap"):
             run(one, other, delete_dst=True, delete_src=True)
+    for place in (view / "sub", outside):
+        with pytest.raises(CopyError, match="overlap"):
+            stage(StageRequest(url=str(source), place=place), resolve())
     assert tree(source) == before
 
 

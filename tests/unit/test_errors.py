@@ -52,6 +52,7 @@ def test_only_what_may_succeed_later_is_retryable() -> None:
         errors.WrongAnswerError,
         errors.ServerUnavailableError,
         errors.ServerBusyError,
+        errors.CopyInUseError,
         errors.PackSourceChangedError,
         errors.SampleSetInUseError,
     }

@@ -23,6 +23,7 @@ value as text or JSON. ``failure`` has the exit codes. Other distributions add c
 ``tune``           ``prefeed tune``
 ``mount``          ``prefeed mount``, ``prefeed umount``
 ``pack``           ``prefeed pack``
+``stage``          ``prefeed stage``
 ``sync``           ``prefeed sync``
 ``job``            ``prefeed job``
 ``sampleset``      ``prefeed sampleset``

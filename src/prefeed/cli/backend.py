@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from prefeed.config import Config
-from prefeed.types import ServerEnd, SilentServer
+from prefeed.types import ServerEnd, SilentServer, WarmResult
 
 if TYPE_CHECKING:
     from prefeed.client.node import NodeClient
+
+WarmProgress = Callable[[WarmResult], None]
 
 
 class Backend:

@@ -55,6 +55,7 @@ COMMANDS: Final = {
         "prefeed.cli.sampleset", DATA, "Create, list and delete named data sets with their own caches."
     ),
     "server": CommandEntry("prefeed.cli.server", SERVERS, "Start, stop and inspect the node server."),
+    "stage": CommandEntry("prefeed.cli.stage", CACHE, "Copy a data set into memory or onto a fast disk."),
     "stats": CommandEntry("prefeed.cli.stats", INSPECT, "Show hits, misses and the contents of the cache."),
     "sync": CommandEntry("prefeed.cli.sync", DATA, "Copy objects from one origin to another, and verify them."),
     "tune": CommandEntry("prefeed.cli.tune", TRAIN, "Find the fastest settings of a DataLoader by measurement."),

@@ -234,7 +234,7 @@ def _estimated(loader: LoaderFacts, timed: dict[str, Trial], costs: Costs | None
     streamed = costs.reading if loader.samples is None else None
     for name, saved, bounds, what, how in (
         (CACHE, (streamed or 0.0) * per_worker, (), "shards read ahead and kept by the node",
-         "Open them through prefeed: prefeed:URL in WebDataset, prefeed://URL in datasets and fsspec, or prefeed.shards(urls)."),
+         "Open them through prefeed: prefeed:URL in WebDataset, prefeed::URL in datasets and fsspec, or prefeed.shards(urls)."),
         ("device prefetch", costs.to_device or 0.0, (), "batches copied to the device while it computes",
          "Wrap the loader: prefeed.DevicePrefetcher(loader, device)."),
         ("packing", (costs.opening or 0.0) * per_worker, (CACHE, STAGE_CACHE), "many small files packed into few large ones",

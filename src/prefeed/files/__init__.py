@@ -2,7 +2,7 @@
 
 ``opening``     ``prefeed.open``: one object, read in blocks
 ``shards``      ``prefeed.shards``: objects in the order of reading, with prefetching of the next ones
-``filesystem``  fsspec file system: ``prefeed://s3://bucket/x``
+``filesystem``  fsspec file system: ``prefeed://`` and ``prefeed::s3://bucket/x``
 ``webdataset``  scheme for WebDataset's ``gopen``: ``prefeed:s3://bucket/x``
 ``resuming``    ``prefeed.resumable``: WebDataset pipelines that resume in the middle of an epoch
 ``stages``      stages of such a pipeline, and their seeds

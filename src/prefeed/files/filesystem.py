@@ -2,6 +2,7 @@
 
     prefeed://s3://bucket/x        the object at a URL or path, as in ``prefeed.open``
     prefeed://NAME/x               an object in the sample set NAME
+    prefeed::s3://bucket/x         like the first, as a chained URL; requires fsspec's s3 class, which is not used for reads
 
 Names in listings are full URLs and absolute paths. ``glob`` returns them with ``prefeed://``.
 """
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from fsspec.spec import AbstractFileSystem
+from fsspec.implementations.chained import ChainedFileSystem
 
 from prefeed.client.block_file import BlockFile
 from prefeed.client.blocks import Blocks, blocks_of
@@ -39,12 +40,13 @@ from prefeed.loaders import hugging_face
 from prefeed.sampleset.names import find_named, resolve
 from prefeed.sources.listing import LeftOut
 from prefeed.sources.plain_s3 import is_odd
-from prefeed.sources.urls import is_of_store, split_object
+from prefeed.sources.urls import canonical_url, is_of_store, split_object
 from prefeed.types import ObjectInfo
 
 _log = logging.getLogger("prefeed")
 
 _PROTOCOL: Final = "prefeed"
+_CHAIN: Final = f"{_PROTOCOL}::"
 _SCHEME: Final = f"{_PROTOCOL}://"
 _OWN: Final = ("file", "local")
 _WEB: Final = ("http://", "https://")
@@ -72,11 +74,14 @@ _ahead: Final[dict[tuple[str, Config | None], tuple[float, BlockFile]]] = {}
 """Files that were opened ahead, with the time. Global, because fsspec creates a file system per thread, and streams change threads."""
 
 
-class PrefeedFileSystem(AbstractFileSystem):  # type: ignore[misc]
+class PrefeedFileSystem(ChainedFileSystem):  # type: ignore[misc]
     """Read-only file system of objects in blocks, through the node's cache.
 
     Args:
         config: Settings; defaults to those in force in the process.
+        target_protocol: Protocol of paths without a scheme, as fsspec passes it for ``prefeed::s3://…``.
+        target_options: Options of the inner file system.
+        fo: Ignored, because paths contain it too.
         storage_options: Options of other file systems (``block_size``, ``client_kwargs``, …), which are ignored, because libraries pass
             them to every file system.
 
@@ -89,17 +94,26 @@ class PrefeedFileSystem(AbstractFileSystem):  # type: ignore[misc]
     protocol = (_PROTOCOL, "sampleset")
     root_marker = ""
 
-    def __init__(self, config: Config | None = None, **storage_options: Any) -> None:
-        if refused := sorted(_credentials_in(storage_options)):
+    def __init__(
+        self,
+        config: Config | None = None,
+        target_protocol: str | None = None,
+        target_options: Mapping[str, Any] | None = None,
+        fo: str | None = None,
+        **storage_options: Any,
+    ) -> None:
+        if target_protocol and target_protocol not in (*_AS_IN_SPEC, *_OWN, *self.protocol):
+            canonical_url(f"{target_protocol}://host/x")  # Raises an error for an unknown scheme.
+        given = {**(target_options or {}), **storage_options}
+        if refused := sorted(_credentials_in(given)):
             raise ConfigError(
                 f"options {', '.join(refused)} cannot be given to {_PROTOCOL}: set credentials and endpoints in the environment, "
                 "in ~/.aws or in credentials.json, which `prefeed doctor` and all loaders read"
             )
-        if storage_options:
-            _log.debug(
-                "prefeed: the options %s do not apply to %s and are ignored", ", ".join(storage_options), _SCHEME
-            )
+        if given:
+            _log.debug("prefeed: the options %s do not apply to %s and are ignored", ", ".join(given), _SCHEME)
         super().__init__()
+        self._target = _AS_IN_SPEC.get(target_protocol or "", target_protocol)
         self._config = config
 
     @property
@@ -109,12 +123,12 @@ class PrefeedFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """Remove the prefix ``prefeed://`` and the trailing slash."""
+        """Remove the prefix ``prefeed://`` or ``prefeed::`` and the trailing slash."""
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
         text = os.fspath(path)
-        while text.startswith(_SCHEME):
-            text = text[len(_SCHEME) :]
+        while text.startswith((_CHAIN, _SCHEME)):
+            text = text[len(_CHAIN) :] if text.startswith(_CHAIN) else text[len(_SCHEME) :]
         return text if text in ("/", "") or text.endswith("://") else text.rstrip("/")
 
     def unstrip_protocol(self, name: str) -> str:
@@ -414,7 +428,9 @@ class PrefeedFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 return "/" + rest.lstrip("/")  # Some libraries use pathlib on URLs, which drops slashes.
             scheme = _AS_IN_SPEC.get(scheme, scheme)
             return scheme + separator + (self._in_container(rest) if scheme == _AZURE else rest)
-        return text if text.startswith("/") else self._resolve_name(text)
+        if self._target is None:
+            return text if text.startswith("/") else self._resolve_name(text)
+        return canonical_url(text) if self._target in _OWN else f"{self._target}://{text}"
 
     def _resolve_name(self, text: str) -> str:
         """Return the URL in a sample set. If no such set exists, return the path with the first slash that pathlib dropped."""

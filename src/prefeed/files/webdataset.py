@@ -63,7 +63,7 @@ def _gopen(url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> BinaryI
     """Open a shard with read-ahead of the whole shard. Registered in ``gopen_schemes``.
 
     Args:
-        url: ``prefeed:`` or ``prefeed://``, and the URL of the shard.
+        url: ``prefeed:``, ``prefeed::`` or ``prefeed://``, and the URL of the shard.
         mode: Mode, ``rb``.
         bufsize: Ignored.
     """
@@ -87,7 +87,7 @@ def block_file_of(stream: Any) -> BlockFile | None:
 
 def inner_url(url: str) -> str:
     """Return the URL of a shard without ``prefeed:``."""
-    return url.removeprefix(f"{_SCHEME}://").removeprefix(f"{_SCHEME}:")
+    return url.removeprefix(f"{_SCHEME}://").removeprefix(f"{_SCHEME}::").removeprefix(f"{_SCHEME}:")
 
 
 def _open_in_order(

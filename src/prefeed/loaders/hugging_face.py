@@ -18,7 +18,7 @@ from prefeed.loaders.replacing import ReplacedFunction
 
 _MODULE: Final = "datasets.iterable_dataset"
 _SPLIT: Final = "_split_gen_kwargs"
-_SCHEME: Final = "prefeed://"
+_SCHEMES: Final = ("prefeed::", "prefeed://")
 _MOST_TOLD: Final = 1 << 16
 
 _following: dict[str, str] = {}
@@ -36,9 +36,9 @@ def following(name: str) -> str | None:
 
 
 def bare(url: str) -> str:
-    """Remove ``prefeed://`` and ``file://`` from the beginning of a URL."""
-    while url.startswith(_SCHEME):
-        url = url.removeprefix(_SCHEME)
+    """Return a URL without ``prefeed://`` and ``prefeed::`` before it, and the path of a local file."""
+    while url.startswith(_SCHEMES):
+        url = url.removeprefix(_SCHEMES[0]).removeprefix(_SCHEMES[1])
     return url.removeprefix("file://")
 
 
@@ -69,7 +69,7 @@ def _names_of(shard: dict[str, Any]) -> list[str]:
     """Return the files of a shard that are read through the cache."""
     for value in shard.values():
         if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-            return [bare(url) for url in value if url.startswith(_SCHEME)]
+            return [bare(url) for url in value if url.startswith(_SCHEMES)]
     return []
 
 

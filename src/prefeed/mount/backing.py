@@ -1,6 +1,7 @@
 """Reads large objects from files on this machine, or lets the kernel read them (passthrough).
 
-The files are in the mounted directory. A file is used only if its size, time and inode are those of the listing.
+The files are in the mounted directory or in a copy made by ``prefeed stage``. A file is used only if its size and time are those of the
+listing and, in the mounted directory, its inode too. Other versions are ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import stat
 import struct
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from prefeed.fuse.device import register_backing, unregister_backing
@@ -42,18 +43,21 @@ class LocalFiles:
         waits: Called by a thread before it reads a file.
     """
 
-    def __init__(self, manifest: Manifest, *, device: int, record: int, passthrough: bool) -> None:
-        """Read the files of a local origin; origins elsewhere have none.
+    def __init__(
+        self, manifest: Manifest, roots: Sequence[str], *, device: int, record: int, passthrough: bool
+    ) -> None:
+        """Search these directories.
 
         Args:
             manifest: Manifest of the mount.
+            roots: Directories in the order of the search.
             device: Descriptor of the mount's device.
             record: Descriptor of the record, which is empty for a new mount.
             passthrough: True if the kernel supports passthrough.
         """
         self.waits: Callable[[], None] = _do_nothing
         self._manifest = manifest
-        self._root = manifest.url.rstrip("/") if manifest.url.startswith("/") else None
+        self._roots = tuple(roots)
         self._device = device
         self._record = record
         self._supports_passthrough = passthrough
@@ -89,7 +93,7 @@ class LocalFiles:
 
     def read(self, object_id: int, offset: int, size_bytes: int) -> bytes | None:
         """Read a part of an object from a local file. Return None if no file contains this object."""
-        if self._root is None:
+        if not self._roots:
             return None
         self.waits()
         with self._lock:
@@ -134,17 +138,22 @@ class LocalFiles:
         return number
 
     def _open(self, object_id: int) -> int | None:
-        if self._root is None:
-            return None
-        try:
-            file = os.open(f"{self._root}/{self._manifest.path(object_id)}", _FLAGS)
-        except OSError:
-            return None
-        status = os.fstat(file)
-        if self._is_listed(object_id, status) and self._has_listed_inode(object_id, status):
-            return file
-        os.close(file)
+        path = self._manifest.path(object_id)
+        for root in self._roots:
+            try:
+                file = os.open(f"{root.rstrip('/')}/{path}", _FLAGS)
+            except OSError:
+                continue
+            status = os.fstat(file)
+            if self._is_listed(object_id, status) and (
+                self._is_copy(root) or self._has_listed_inode(object_id, status)
+            ):
+                return file
+            os.close(file)
         return None
+
+    def _is_copy(self, root: str) -> bool:
+        return root.rstrip("/") != self._manifest.url.rstrip("/")
 
     def _has_listed_inode(self, object_id: int, status: os.stat_result) -> bool:
         """Return whether a file is the listed one. False if it was replaced by one of equal size and time."""

@@ -197,7 +197,9 @@ def serve(
     manifest = Manifest.open(Path(request.manifest))
     links = {os.fsencode(name): os.fsencode(target) for name, target in request.links.items()}
     own = device if Feature.RESEND in features else clone_device(device)
-    files = LocalFiles(manifest, device=device, record=records.files, passthrough=Feature.PASSTHROUGH in features)
+    files = LocalFiles(
+        manifest, request.copies, device=device, record=records.files, passthrough=Feature.PASSTHROUGH in features
+    )
     objects = MountedObjects(request.url, manifest, config, FirstVersions(records.versions))
     service = Service(
         Tree(manifest, links), objects, files, features,

@@ -44,6 +44,7 @@ class MountRequest(msgspec.Struct, frozen=True, kw_only=True):
         point: Absolute path of the mount point.
         links: Names in the root of the mount, and the directories of this machine that they link to.
         others: True if other users may read the mount.
+        copies: Directories that may contain large objects as local files.
         read_bytes: Maximum read size of the kernel in bytes.
     """
 
@@ -52,4 +53,5 @@ class MountRequest(msgspec.Struct, frozen=True, kw_only=True):
     point: str
     links: dict[str, str] = {}
     others: bool = False
+    copies: tuple[str, ...] = ()
     read_bytes: int = READ_BYTES

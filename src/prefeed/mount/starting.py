@@ -17,6 +17,7 @@ from xxhash import xxh3_64_hexdigest
 
 from prefeed.client.launch import server_environment
 from prefeed.config import Config
+from prefeed.copying.copies import COMPLETE, DATA, PARTIAL, list_copies
 from prefeed.datasets.origin import Origin
 from prefeed.errors import MountError
 from prefeed.fuse.device import missing, mounted_at, unmount
@@ -77,7 +78,7 @@ def start_mount(
     settings = origin.node_config or config
     request = MountRequest(
         url=origin.url, manifest=str(manifest.directory), point=where, links=targets, others=others,
-        read_bytes=read_bytes_for(manifest.sizes),
+        copies=_find_local_directories(origin.url, settings), read_bytes=read_bytes_for(manifest.sizes),
     )  # fmt: skip
     taken = [name for name in targets if manifest.index_of(name) is not None or manifest.paths_below(name)]
     if taken:
@@ -185,3 +186,13 @@ def _check_link(name: str, target: str) -> str:
     if not os.path.isdir(where):
         raise MountError(f"{where} is not a directory: create it first, for {name}={target}")
     return where
+
+
+def _find_local_directories(url: str, config: Config) -> tuple[str, ...]:
+    """Return the directories that may contain large objects: staged copies and a local origin."""
+    staged = [
+        f"{copy.directory}/{DATA}"
+        for copy in list_copies(config)
+        if copy.source == url and copy.state in (COMPLETE, PARTIAL)
+    ]
+    return (*staged, url) if url.startswith("/") else tuple(staged)

@@ -91,6 +91,6 @@ def _directory(found: SampleSet, path: str) -> str:
         raise ConfigError(
             f"PREFEED_ROOTS names the sample set {found.name}, which is in {url}: its objects cannot be opened by path. Read them "
             f'with prefeed.datasets, as in prefeed.datasets.ImageFolder("{SCHEME}{found.name}"), or make a copy with '
-            "`prefeed sync`"
+            "`prefeed stage`"
         )
     return url

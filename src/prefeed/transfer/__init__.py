@@ -1,6 +1,6 @@
 """Lists, reads, writes and removes objects in a directory or an object store.
 
-``prefeed.jobs`` and ``prefeed.packing`` decide which objects; this package does the I/O. Nothing outside
+``prefeed.jobs``, ``prefeed.copying`` and ``prefeed.packing`` decide which objects; this package does the I/O. Nothing outside
 the root of a place is changed.
 
 ``places``        interfaces of a place and functions that open one: start here

@@ -274,6 +274,9 @@ class DirectorySink:
 
     Args:
         root: Directory for the files.
+        work: Directory above the work directory, and the name of the work directory; by default a directory in the root. Both must be
+            on one file system.
+        mode: Mode of new files, before the umask.
         modes_of: Source whose files' mode and owner are copied.
         durable_up_to: If given, each file is synced before it gets its name, and ``make_durable`` syncs the directories up to this
             one.
@@ -298,20 +301,23 @@ class DirectorySink:
         self,
         root: RootedDir,
         *,
+        work: tuple[RootedDir, str] | None = None,
+        mode: int = 0o666,
         modes_of: RangeSource | None = None,
         durable_up_to: str | None = None,
     ) -> None:
         self.num_same = self.bytes_same = 0
         self._lock = threading.Lock()
-        self._root = root
+        self._root, self._mode = root, mode
         self._modes_of = modes_of
         self._durable_up_to = durable_up_to
         self._changed_directories = {""}
         self._compared: set[str] = set()
         self._names = itertools.count()
         self._mark = process_mark()
-        made = _lock_work_directory(root)
-        self._work = RootedDir(root.locate(WORK_NAME), descriptor=made)
+        self._holder, self._work_name = work or (root, WORK_NAME)
+        made = _lock_work_directory(self._holder, self._work_name)
+        self._work = RootedDir(self._holder.locate(self._work_name), descriptor=made)
         try:
             self.step_ns, self.folds_case = _probe(made)
         except BaseException:
@@ -340,6 +346,19 @@ class DirectorySink:
         if self._durable_up_to is not None:
             with self._lock:
                 self._changed_directories.update(parents_of(path))
+
+    def link(self, path: str, target: str) -> None:
+        """Create a symbolic link, replacing a file or link of this path."""
+        temporary = self._new_name()
+        try:
+            os.symlink(target, temporary, dir_fd=self._work.descriptor)
+            self._publish(temporary, path)
+        except OSError as err:
+            self._discard(temporary)
+            raise_translated(err, self._root.locate(path))
+        except PrefeedError:
+            self._discard(temporary)
+            raise
 
     def make_directory(self, path: str) -> None:
         """See ``TargetSink.make_directory``."""
@@ -377,7 +396,7 @@ class DirectorySink:
         """See ``TargetSink.close``."""
         _empty(self._work.descriptor)
         with contextlib.suppress(OSError):
-            os.rmdir(WORK_NAME, dir_fd=self._root.descriptor)
+            os.rmdir(self._work_name, dir_fd=self._holder.descriptor)
         self._work.close()  # also releases the lock
 
     def _create(self, entry: Entry, body: Body) -> None:
@@ -403,7 +422,7 @@ class DirectorySink:
 
     def _write(self, temporary: str, entry: Entry, body: Body) -> None:
         where = self._root.locate(entry.path)
-        file = os.open(temporary, _FLAGS, 0o666, dir_fd=self._work.descriptor)
+        file = os.open(temporary, _FLAGS, self._mode, dir_fd=self._work.descriptor)
         try:
             if body.size_bytes >= _RESERVED_FROM_BYTES:
                 _reserve(file, body.size_bytes)
@@ -511,29 +530,29 @@ def _ancestors_up_to(root: str, last: str) -> Iterator[str]:
         yield root
 
 
-def _lock_work_directory(root: RootedDir) -> int:
+def _lock_work_directory(holder: RootedDir, name: str) -> int:
     """Create and lock an empty work directory. Return its descriptor, which holds the lock."""
 
     def opened() -> int:
         while True:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(WORK_NAME, 0o700, dir_fd=root.descriptor)
+                os.mkdir(name, 0o700, dir_fd=holder.descriptor)
             try:
-                return os.open(WORK_NAME, _DIRECTORY | os.O_NOFOLLOW, dir_fd=root.descriptor)
+                return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=holder.descriptor)
             except FileNotFoundError:
                 continue  # another process removed it in between
             except OSError as err:
-                raise OSError(err.errno, f"{WORK_NAME} in it cannot be used: {err.strerror}; remove it") from err
+                raise OSError(err.errno, f"{name} in it cannot be used: {err.strerror}; remove it") from err
 
     try:
-        work = open_locked(opened, lambda work: is_named(work, WORK_NAME, within=root.descriptor))
+        work = open_locked(opened, lambda work: is_named(work, name, within=holder.descriptor))
     except BlockingIOError as err:
         raise JobConflictError(
-            f"another sync writes to {root.root}; wait until it is done, or stop it", path=root.root
+            f"another sync writes to {holder.root}; wait until it is done, or stop it", path=holder.root
         ) from err
-    if Boundary.of(work) != Boundary.of(root.descriptor):
+    if Boundary.of(work) != Boundary.of(holder.descriptor):
         os.close(work)
-        raise OSError(errno.EXDEV, f"{WORK_NAME} in it is a mount; unmount that")
+        raise OSError(errno.EXDEV, f"{name} in it is a mount; unmount that")
     _empty(work)
     return work
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -178,3 +178,38 @@ def parents_of(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition("/")[0]
         yield path
+
+
+def directories_of(paths: Iterable[str]) -> set[str]:
+    """Return all directories above these files, without the root."""
+    found: set[str] = {""}
+    for path in paths:
+        for parent in parents_of(path):
+            if parent in found:
+                break
+            found.add(parent)
+    return found - {""}
+
+
+def split_storable(entries: Sequence[Entry], *, folds_case: bool) -> tuple[list[Entry], dict[str, str]]:
+    """Return the objects that can be stored together in a directory, by path, and the reasons for the others.
+
+    Args:
+        entries: A listing; of equal paths the last entry counts.
+        folds_case: True if the file system treats ``A`` and ``a`` as the same name.
+    """
+    refused = {entry.path: reason for entry in entries if (reason := why_unsafe(entry.path))}
+    safe = {entry.path: entry for entry in entries if entry.path not in refused}
+    directories = directories_of(safe)
+    seen: set[str] = {directory.casefold() for directory in directories} if folds_case else set()
+    kept = []
+    for path in sorted(safe):  # sorted, so that all nodes keep the same objects
+        if path in directories:
+            refused[path] = "is a file and a directory at the origin"
+        elif folds_case and path.casefold() in seen:
+            refused[path] = "differs from another name in upper and lower case only, which is the same name there"
+        else:
+            kept.append(safe[path])
+            if folds_case:
+                seen.add(path.casefold())
+    return kept, refused

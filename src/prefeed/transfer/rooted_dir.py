@@ -35,6 +35,8 @@ class RootedDir:
     Args:
         root: An existing directory, or a link to one.
         descriptor: Open descriptor of the same directory, which this object then owns.
+        is_own: True for a directory of prefeed, in which no operation crosses a mount. Without mount numbers from the kernel, file systems are
+            compared instead.
 
     Attributes:
         one_file_system: True if removals leave mounts below the root alone; False if mounts are part of the directory.
@@ -44,9 +46,10 @@ class RootedDir:
         OSError: The directory cannot be opened.
     """
 
-    def __init__(self, root: str, *, descriptor: int | None = None) -> None:
+    def __init__(self, root: str, *, descriptor: int | None = None, is_own: bool = False) -> None:
         self.root = root
         self.one_file_system = True
+        self._is_own = is_own
         self._descriptor: int | None = (
             os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if descriptor is None else descriptor
         )
@@ -80,6 +83,26 @@ class RootedDir:
         """Return the full path for messages."""
         return f"{self.root.rstrip('/')}/{path}"
 
+    def open_inner(self, name: str) -> RootedDir:
+        """Open a directory in this one as a root, creating it if needed.
+
+        Raises:
+            OSError: The directory is a link or a mount, or cannot be opened.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        try:
+            descriptor = os.open(name, _DIRECTORY, dir_fd=self.descriptor)
+        except OSError as err:
+            if _is_link(self.descriptor, name):
+                raise OSError(errno.ELOOP, "is a link, which is not followed; remove it", self.locate(name)) from err
+            raise OSError(err.errno, err.strerror, self.locate(name)) from err
+        inner = RootedDir(self.locate(name), descriptor=descriptor, is_own=self._is_own)
+        if inner._boundary != self._boundary:
+            inner.close()
+            raise OSError(errno.EXDEV, "is a mount; unmount it", self.locate(name))
+        return inner
+
     @property
     def within(self) -> Boundary | None:
         """Boundary of removals; None if there is no boundary.
@@ -89,7 +112,7 @@ class RootedDir:
         """
         if not self.one_file_system:
             return None
-        if self._boundary.mount is None:
+        if self._boundary.mount is None and not self._is_own:
             raise JobError(
                 f"nothing below {self.root} is removed: the kernel does not report mounts there (statx of Linux 5.8, or "
                 "/proc). Mount /proc, or give --no-one-file-system if nothing is mounted there",
@@ -117,7 +140,7 @@ class RootedDir:
     @contextlib.contextmanager
     def directory(self, path: str, *, make: bool = False, removes: bool = False) -> Iterator[int]:
         """Open a directory and yield its descriptor; ``""`` is the root. Raises as ``parent_of``."""
-        within = self.within if removes else None
+        within = self.within if removes or self._is_own else None
         descriptor = os.dup(self.descriptor)
         try:
             parts = safe_parts(path) if path else []
@@ -172,7 +195,7 @@ class RootedDir:
         except OSError as err:
             if err.errno == errno.EBUSY:
                 return "is in use, perhaps by a mount on it"
-            return why_left(err, advice=LEFT_ALONE)
+            return why_left(err, advice="" if self._is_own else LEFT_ALONE)
         return ""
 
     def remove_empty(self, path: str) -> bool:

@@ -21,6 +21,7 @@ from fake_backend import FakeBackend
 from prefeed.cli import main
 from prefeed.cli.examples import EXAMPLES
 from prefeed.cli.main import COMMANDS, ENTRY_POINTS, FROM_BENCH, cli
+from prefeed.cli.stage import COPY
 from prefeed.cli.text import mask_secrets
 from prefeed.errors import AccessDeniedError
 
@@ -48,7 +49,7 @@ def test_command_loads_and_documents_itself(name: str) -> None:
     assert line.endswith(".")
 
 
-@pytest.mark.parametrize("name", ["clear", "config", "job", "logs", "server", "stats", "warm"])
+@pytest.mark.parametrize("name", ["clear", "config", "job", "logs", "server", "stage", "stats", "warm"])
 def test_first_line_of_help_is_the_line_in_the_list(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
 
@@ -173,7 +174,7 @@ def test_examples_are_understood(path: str, tmp_path: Path, monkeypatch: pytest.
         with contextlib.ExitStack() as stack:
             ctx = stack.enter_context(click.Context(cli))
             while isinstance(command, click.Group):
-                name = rest[0]
+                name = rest[0] if rest[0] in command.list_commands(ctx) else COPY
                 rest = rest[1:] if name == rest[0] else rest
                 found = command.get_command(ctx, name)
                 assert found is not None
@@ -258,4 +259,4 @@ def test_v_stands_before_or_behind_the_command(run, arguments: list[str]) -> Non
 def test_completion_names_commands_without_importing_them() -> None:
     shown = cli.shell_complete(click.Context(cli), "s")
 
-    assert [item.value for item in shown] == ["sampleset", "server", "stats", "sync"]
+    assert [item.value for item in shown] == ["sampleset", "server", "stage", "stats", "sync"]

@@ -78,6 +78,7 @@ def test_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     ("url", "name"),
     [
         ("prefeed://s3://b/x", "s3://b/x"),
+        ("prefeed::s3://b/x", "s3://b/x"),
         ("prefeed://file:///d/x", "/d/x"),
         ("prefeed:///d/x", "/d/x"),
         ("prefeed://set/x", "set/x"),
