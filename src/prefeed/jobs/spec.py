@@ -21,6 +21,7 @@ from prefeed.errors import JobSpecError, SpecError
 from prefeed.jobs.options import SyncOptions
 from prefeed.jobs.places import JobLocation, locate_place, place_in, require_root
 from prefeed.jobs.warming import WarmupOptions
+from prefeed.sampleset.applying import Secret, find_secret, settings_with
 from prefeed.sampleset.documents import (
     Document,
     DocumentReference,
@@ -41,6 +42,7 @@ from prefeed.sampleset.records import SampleSet, find
 from prefeed.sampleset.spec import API_VERSION
 from prefeed.sources.credentials import FILE
 from prefeed.sources.store_access import endpoint_of
+from prefeed.system.paths import is_in
 from prefeed.transfer.patterns import Rule, Rules
 
 KIND: Final = "SampleJob"
@@ -59,9 +61,7 @@ _Schedule = Annotated[
         description="five fields of cron, or a word such as @daily",
     ),
 ]
-_NO_SECRET: Final = (
-    "secretRef: credentials are looked up by URL, in credentials.json of the set's home, which Secrets fill"
-)
+_NO_SECRET: Final = "spec.secretRef has no effect: it names the Secret of a sync's other place; a set names its own"
 
 
 _MUST_BE_ABSOLUTE: Final = " must be an absolute path"
@@ -258,13 +258,20 @@ class JobFields(Fields, frozen=True, kw_only=True):
         return self.sample_set_ref if isinstance(self.sample_set_ref, str) else self.sample_set_ref.name
 
     @property
+    def secret(self) -> str:
+        """Name of the secret for the places of a sync that are not the set's, or empty."""
+        if self.type != SYNC:
+            return ""
+        return self.secret_ref if isinstance(self.secret_ref, str) else self.secret_ref.name
+
+    @property
     def notes(self) -> list[str]:
         """Sentences on fields that have no effect."""
         own = self.own
         if not isinstance(own, SyncFields):
             return [_NO_SECRET] if self.secret_ref else []
         given = {"http-port": own.http_port, "manager": own.manager, "worker": own.worker}
-        return ([_NO_SECRET] if self.secret_ref else []) + [
+        return [
             f"spec.syncOptions.{name} has no effect: a sync runs in one process, on this machine"
             for name, value in given.items()
             if value is not None
@@ -369,7 +376,7 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
         config: Settings, whose home contains the sets.
 
     Raises:
-        SpecError: The place of a sync is invalid.
+        SpecError: The place of a sync is invalid, or there is no such secret.
         SampleSetNotFoundError: No such set exists.
         JobSpecError, UnknownSchemeError, ConfigError: The job has a schedule, or a place is not possible for its type.
     """
@@ -380,7 +387,8 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
     own = spec.own
     options: dict[str, Any]
     if isinstance(own, SyncFields):
-        options = _sync_options(own, _rules(own, document.get("syncOptions") or {}), found, settings, config)
+        secret = find_secret(spec.secret, config) if spec.secret else None
+        options = _sync_options(own, _rules(own, document.get("syncOptions") or {}), found, settings, config, secret)
     else:
         place = locate_place(own.url, config) if found is None else place_in(found, settings)
         options = {"places": (place,), "paths": own.paths}
@@ -400,7 +408,12 @@ def resolve_job(name: str, spec: JobFields, document: Document, config: Config) 
 
 
 def _sync_options(
-    own: SyncFields, rules: tuple[Rule, ...], found: SampleSet | None, settings: Config, config: Config
+    own: SyncFields,
+    rules: tuple[Rule, ...],
+    found: SampleSet | None,
+    settings: Config,
+    config: Config,
+    secret: Secret | None,
 ) -> dict[str, Any]:
     source, target = own.source, own.destination
     if found is not None:
@@ -412,7 +425,7 @@ def _sync_options(
     shared = _same_named(own, SyncOptions) | {"threads": own.threads or None}
     return {
         "places": tuple(
-            locate_place(end, config) if is_named(end) else _locate_end(end, settings, found)
+            locate_place(end, config) if is_named(end) else _locate_end(end, settings, found, secret)
             for end in (source, target)
         ),
         "fills_origin": found is not None and (source, target) == (found.source_url, found.origin_url) and not own.dry,
@@ -430,13 +443,16 @@ def _same_named(own: Fields, kind: type) -> dict[str, Any]:
     return {one.name: getattr(own, one.name) for one in fields(kind) if hasattr(own, one.name)}
 
 
-def _locate_end(uri: str, settings: Config, found: SampleSet | None) -> JobLocation:
-    """Resolve a place of a sync, also in PaddlePaddle's notation.
+def _locate_end(uri: str, settings: Config, found: SampleSet | None, secret: Secret | None) -> JobLocation:
+    """Resolve a place of a sync, also in PaddlePaddle's notation. The secret is for a place that is not the set's.
 
     Raises:
         JobSpecError: The URI contains an endpoint that differs from the settings, which could name another bucket.
     """
     place = locate(uri, "the place of a sync")
+    of_set = () if found is None else (found.source_url, found.origin_url)
+    if secret is not None and not place.is_directory and not any(is_in(place.url, url) for url in of_set):
+        settings = settings_with(secret, place, settings)
     if place.endpoint and endpoint_of(place.url, settings).rstrip("/") != place.endpoint.rstrip("/"):
         raise JobSpecError(
             f"{uri} is {place.url} at {place.endpoint}, but the settings use another endpoint for {place.url}: set "

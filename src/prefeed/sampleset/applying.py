@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -434,6 +435,14 @@ def find_secret(name: str, config: Config) -> Secret:
     except (ValueError, KeyError, TypeError, msgspec.ValidationError):
         raise SpecError(f"{path} is damaged; apply the secret {name} again") from None
     return _create_secret(name, values)
+
+
+def settings_with(secret: Secret, location: Location, config: Config) -> Config:
+    """Return settings with another home, whose credentials are a secret's for one location."""
+    place = hashlib.sha256(location.url.encode()).hexdigest()[:16]
+    home = config.home / _SECRETS / f"{secret.name}-{place}"
+    write_credentials(home, _entries([(location, secret)]))
+    return replace(config, home=home)
 
 
 def _path(name: str, config: Config) -> Path:

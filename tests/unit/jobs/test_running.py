@@ -17,7 +17,7 @@ from prefeed.sources.store_access import endpoint_of
 from prefeed.system.machine import Process
 from prefeed.transfer.mounted import MountRecord
 from sandbox import Sandbox
-from unit.sampleset.documents import applied, sample_set
+from unit.sampleset.documents import applied, apply, keys, sample_set
 
 BOS = "https://s3.bj.bcebos.com"
 
@@ -30,6 +30,19 @@ def test_a_place_at_one_provider_is_not_looked_for_at_another(sandbox: Sandbox, 
 
     with pytest.raises(JobSpecError, match=rf"is s3://photos/train at {BOS}, but the settings use another endpoint"):
         resolve_job("one", parse_spec(document), document, resolve())
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_sync_uses_its_secret_for_the_place_that_is_not_the_sets() -> None:
+    of_set, of_job = "http://127.0.0.1:1", "http://127.0.0.1:2"
+    apply(keys(endpoint=of_set), keys("copies", endpoint=of_job))
+    apply(sample_set(source={"uri": "s3://photos/train", "secretRef": {"name": "keys"}}))
+    options = {"source": "s3://photos/train/a", "destination": "s3://copies"}
+    document = {"type": "sync", "sampleSetRef": "imagenet", "secretRef": "copies", "syncOptions": options}
+
+    places = resolve_job("one", parse_spec(document), document, resolve()).places
+
+    assert [endpoint_of(place.url, place.settings) for place in places] == [of_set, of_job]
 
 
 @pytest.mark.usefixtures("sandbox")

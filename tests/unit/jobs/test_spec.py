@@ -65,7 +65,7 @@ def test_a_sync_has_the_options_of_the_original() -> None:
     assert (own.threads, own.update, own.perms, own.dirs, own.delete_dst) == (20, True, True, True, True)
     assert (own.start, own.end, own.bwlimit, own.one_file_system) == ("a", "z", 100, True)
     assert [note.split()[0] for note in spec.notes] == [
-        "secretRef:", *(f"spec.syncOptions.{name}" for name in ("http-port", "manager", "worker")),
+        f"spec.syncOptions.{name}" for name in ("http-port", "manager", "worker")
     ]  # fmt: skip
 
 

@@ -352,10 +352,14 @@ def test_a_warm_up_runs_on_every_node_and_a_sync_once(served: Cluster, operator:
     assert (warm["spec"]["completions"], warm["spec"]["completionMode"]) == (2, "Indexed")
     end(served, warm["metadata"]["name"])
 
-    served.add(sample_job("b", type="sync", **REF))
+    served.add(sample_job("b", type="sync", secretRef={"name": "copies"}, **REF))
     operator.settle()
     (name,) = active(served)
-    assert "completions" not in served.of("Job")[name]["spec"]
+    spec = served.of("Job")[name]["spec"]
+    assert "completions" not in spec
+    pod = spec["template"]["spec"]
+    assert {"name": "prefeed-secret-copies", "secret": {"secretName": "copies"}} in pod["volumes"]
+    assert "/run/prefeed/secrets/copies" in {each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
 
 
 def test_a_failed_job_runs_again_when_its_options_change(served: Cluster, operator: Operator) -> None:
@@ -388,15 +392,18 @@ def test_a_succeeded_job_is_final(served: Cluster, operator: Operator) -> None:
 
 
 def test_terminate_ends_the_jobs_before_it(served: Cluster, operator: Operator) -> None:
+    """One runs, one is queued, and one waits for consent."""
     for name in ("a", "b"):
         served.add(sample_job(name, type="warmup", **REF))
+    served.add(sample_job("gone", type="rmr", rmrOptions={"paths": ["a"]}, **REF))
     operator.settle()
     served.add(sample_job("stop", type="clear", terminate=True, **REF))
     operator.settle()
 
     assert [name[:4] for name in active(served)] == ["stop"]
-    assert phases(served) == {"a": "Failed", "b": "Failed", "stop": "Running"}
-    assert said(served, "SampleJob", "a")["Complete"] == ("Terminated", "the SampleJob stop has terminated it")
+    assert phases(served) == {"a": "Failed", "b": "Failed", "gone": "Failed", "stop": "Running"}
+    for name in ("a", "gone"):
+        assert said(served, "SampleJob", name)["Complete"] == ("Terminated", "the SampleJob stop has terminated it")
 
 
 def test_a_job_waits_for_its_set_with_a_reason(cluster: Cluster, operator: Operator) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from prefeed.errors import SpecError
@@ -31,7 +32,7 @@ from prefeed.kubernetes.operator.groups import (
 )
 from prefeed.kubernetes.operator.sample_sets import is_usable
 from prefeed.kubernetes.pods import IMAGE, server_container, volumes_of
-from prefeed.kubernetes.sets import pod_set
+from prefeed.kubernetes.sets import PodSet, pod_set
 from prefeed.sampleset.documents import Document
 from prefeed.sampleset.spec import API_VERSION
 from prefeed.sampleset.spec import KIND as SAMPLE_SET
@@ -152,7 +153,7 @@ def _state(document: Document, group: Group, own: Sequence[Document]) -> _State:
         return _waiting("SampleSetNotReady", f"the SampleSet {group.key.name} is refused: {err}")
     if _lacks_consent(document):
         name = document["metadata"]["name"]
-        return _waiting(
+        return _terminated(document, group) or _waiting(
             "NoConsent", f"it removes data at its origin: agree by `kubectl annotate samplejob {name} {CONSENT}={name}`"
         )
     if not is_on_nodes and said.type == CLEAR:
@@ -178,12 +179,10 @@ def _lacks_consent(document: Document) -> bool:
 
 
 def _in_queue(document: Document, group: Group, current: Document | None) -> _State:
+    if (end := _terminated(document, group)) is not None:
+        return end
     queue = _queue(group)
     place = [each["metadata"]["uid"] for each in queue].index(document["metadata"]["uid"])
-    for later in queue[place + 1 :]:
-        if later["spec"].get("terminate"):
-            name = later["metadata"]["name"]
-            return FAILED, Condition("Complete", FALSE, "Terminated", f"the SampleJob {name} has terminated it")
     if current is not None:
         return RUNNING, Condition("Complete", FALSE, "Running", f"the Job {current['metadata']['name']} runs")
     running = [each["metadata"]["name"] for each in active_jobs(group)]
@@ -194,6 +193,17 @@ def _in_queue(document: Document, group: Group, current: Document | None) -> _St
             "Queued", f"it waits for {ahead}: jobs of a set run one at a time, in the order of their creation"
         )
     return PENDING, Condition("Complete", TRUE, "Starts", "its Job is made")
+
+
+def _terminated(document: Document, group: Group) -> _State | None:
+    """Return the end of a job that a later job of the queue terminates, otherwise None."""
+    uids = [each["metadata"]["uid"] for each in group.documents[KIND]]
+    later = uids[uids.index(document["metadata"]["uid"]) + 1 :]
+    for each in _queue(group):
+        if each["spec"].get("terminate") and each["metadata"]["uid"] in later:
+            name = each["metadata"]["name"]
+            return FAILED, Condition("Complete", FALSE, "Terminated", f"the SampleJob {name} has terminated it")
+    return None
 
 
 def active_jobs(group: Group) -> list[Document]:
@@ -254,9 +264,10 @@ def _object(document: Document, group: Group) -> Document:
     labels = {**MANAGED, INSTANCE: group.key.name, JOB: document["metadata"]["name"]}
     if mode_of(found) == NODE:
         given = node_set(found, image=group.choices.image, pool_image=group.choices.pool_image)
+        given = replace(given, found=_with_secret(given.found, document))
         spec = _on_nodes(given, labels, command, is_everywhere=document["spec"]["type"] in (WARMUP, CLEAR))
     else:
-        spec = _anywhere(found, group, command)
+        spec = _anywhere(_with_secret(pod_set(found), document), found, group, command)
     spec["template"]["metadata"] = {"labels": labels}
     metadata = {"name": name_of(document), "labels": labels}
     spec = {"backoffLimit": _TRIES, "podFailurePolicy": _FAILURES, **spec}
@@ -268,6 +279,12 @@ def _object(document: Document, group: Group) -> Document:
         "jobTemplate": {"metadata": {"labels": labels}, "spec": spec},
     }
     return {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": metadata, "spec": cron}
+
+
+def _with_secret(found: PodSet, document: Document) -> PodSet:
+    """Add the Secret of a sync to the set's, for the volumes of its pod."""
+    name = parse_job(_asked(document)).spec.secret
+    return found if name in ("", *found.secrets) else replace(found, secrets=(*found.secrets, name))
 
 
 _FAILURES: Final = {
@@ -296,9 +313,8 @@ def _on_nodes(given: NodeSet, labels: dict[str, str], command: list[str], *, is_
     return {**(count if is_everywhere else {}), "template": {"spec": pod}}
 
 
-def _anywhere(found: Document, group: Group, command: list[str]) -> dict[str, Any]:
+def _anywhere(said: PodSet, found: Document, group: Group, command: list[str]) -> dict[str, Any]:
     """Build the ``spec`` of a Job with volumes of its own."""
-    said = pod_set(found)
     if said.directory:
         raise SpecError(
             f"the set is the directory {said.directory}, which a Job of the operator does not have: run `prefeed job`"
