@@ -36,7 +36,8 @@ from prefeed.system.units import format_bytes
 
 _LOOK_AGAIN_SECONDS: Final = 0.05
 _LEAST_WAIT_SECONDS: Final = 1.0
-_MOST_WAIT_SECONDS: Final = 60.0
+_MOST_WAIT_SECONDS: Final = 15.0
+"""Maximum delay before a refused listing is tried again, and interval at which changed secrets are looked for."""
 
 TERMINATION: Final = Path("/dev/termination-log")
 """File whose text kubelet shows as the termination message of the container."""
@@ -73,8 +74,9 @@ def run_sidecar(
     settings = _given(name, config)
     environment = dict(os.environ)  # copied first, because the server removes the variables of stores
     say(f"serves the sample set {name} from {find(name, config).read_url}; {_sizes_of(settings)}")
-    filling, looking = _Filling(name, config, environment, say), ChildRunner(environment)
+    looking = ChildRunner(environment)
     sizes = SizesEndpoint(lambda: looking.run("sampleset", "list", name, "--json", has_output=True)[1], port=port)
+    filling = _Filling(name, config, environment, say, sizes.expire)
     filling.start()
     sizes.start()
     try:
@@ -180,8 +182,11 @@ class _Filling:
     **Threads and processes**: one thread, which waits for one child at a time. ``end`` stops both.
     """
 
-    def __init__(self, name: str, config: Config, environment: Mapping[str, str], say: Say) -> None:
+    def __init__(
+        self, name: str, config: Config, environment: Mapping[str, str], say: Say, done: Callable[[], None]
+    ) -> None:
         self._config = config
+        self._done = done
         self._settings = find(name, config).settings(config)
         self._secrets = list(_secrets())
         self._say = say
@@ -213,6 +218,7 @@ class _Filling:
                     return
                 self._renew_secrets()
                 wait = min(2 * wait, _MOST_WAIT_SECONDS)
+            self._done()  # otherwise the operator would read of a failure that is over
             self._say(f"{called} is done")
         while not self._is_ending.wait(_MOST_WAIT_SECONDS):
             self._renew_secrets()

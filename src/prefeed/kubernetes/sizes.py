@@ -129,6 +129,10 @@ class SizesEndpoint:
         self._server.server_close()
         os.close(self._wake_up)
 
+    def expire(self) -> None:
+        """Compute the next reply anew. Call it when the set has changed."""
+        self._answered_at = -float("inf")
+
     def answer(self) -> bytes:
         """Return the current reply, or an empty text if nothing is known."""
         if self._clock() - self._answered_at >= self._lasts:
