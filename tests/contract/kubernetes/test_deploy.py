@@ -133,6 +133,7 @@ def test_the_webhook_asks_about_pods_with_the_label_and_no_others(tmp_path: Path
         (mount,) = [each for each in container["volumeMounts"] if each["name"] == "certificate"]
         assert parsed["certificate"].parent == parsed["key"].parent == Path(mount["mountPath"])
         assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+        assert service["metadata"]["namespace"] == "prefeed-system"
         assert service["spec"]["ports"] == [{"name": "webhook", "port": 443, "targetPort": "webhook"}]
         asked = hook["clientConfig"]["service"]
         assert (asked["name"], asked["namespace"], asked["path"]) == ("prefeed-webhook", "prefeed-system", PATH)
