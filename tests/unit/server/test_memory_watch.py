@@ -160,8 +160,12 @@ def test_unused_caches_go_when_they_have_all_that_is_left(server: Server) -> Non
     assert os.path.isdir(opened.memory_dir)
 
 
-def test_each_time_that_something_has_to_go_is_counted(server: Server) -> None:
+def test_each_time_that_something_has_to_go_is_counted_and_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prefeed")  # as sidecars and servers of nodes do
     server.fill()
     server.machine.programs = 40 * MIB
     server.watch.look()
     assert server.node.statistics().errors[GIVEN_BACK] == 1
+    assert "stay free for programs" in caplog.text
