@@ -1,12 +1,14 @@
 """Pods in a cluster of the user's: ``make test-cluster`` with KUBECONFIG and PREFEED_TEST_IMAGE. No part of ``make test``.
 
 PREFEED_TEST_IMAGE is an image of ``deploy/image/Containerfile`` that the nodes have or can pull. PREFEED_TEST_LIBRARIES is a path on the nodes
-with torch, or an image with torch and prefeed. The operator is installed from ``deploy/kubernetes``, and removed: it must not be there.
+with torch, or an image with torch and prefeed. PREFEED_TEST_NEXT_IMAGE is the image with another tag. The operator is installed from
+``deploy/kubernetes``, and removed: it must not be there.
 Every object that is read is compared with its bytes, and the object store counts its requests. Nothing waits for a time to pass.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -25,6 +27,7 @@ from on_cluster.workloads import (
     FILES,
     IMAGE,
     LIBRARIES,
+    NEXT_IMAGE,
     RESTRICTED,
     TORCHRUN,
     apply,
@@ -33,6 +36,7 @@ from on_cluster.workloads import (
     epoch_line,
     finish,
     found,
+    go_on_without_control_plane,
     job_of,
     keys,
     kill,
@@ -80,11 +84,11 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     uninstall(folder)
 
 
-def install(folder: Path) -> None:
-    kubectl("apply", "-k", str(folder / "own"))  # resources may be refused until their definitions are established
+def install(folder: Path, name: str = "own") -> None:
+    kubectl("apply", "-k", str(folder / name))  # resources may be refused until their definitions are established
     names = [f"crd/{definition(kind)['metadata']['name']}" for kind in (*KINDS, PADDLE_JOB)]
     succeed("wait", "--for=condition=Established", *names, "--timeout=120s")
-    succeed("apply", "-k", str(folder / "own"))
+    succeed("apply", "-k", str(folder / name))
     succeed("rollout", "status", "-n", "prefeed-system", "deployment/prefeed-operator", "--timeout=180s")
 
 
@@ -191,6 +195,20 @@ def test_a_server_and_the_operator_that_are_killed_come_back(a_set: str) -> None
 
 
 @needs_torch
+def test_nothing_that_runs_notices_an_api_server_and_a_kubelet_that_are_away(a_set: str) -> None:
+    """They do not answer for 30 s, in which the second epoch is read to its end."""
+    apply(a_set, with_cache(a_set, training("train", pause=3)))
+    until(lambda: "paused" in log_of(a_set, "job/train"), "the second epoch has begun")
+    with new_namespace() as privileged:
+        said = go_on_without_control_plane(privileged, pod_of(a_set, "train"))
+
+    assert said.strip() == "['kube-apiserver', 'kubelet'] readers left: 0"
+    assert [line for line in finish(a_set, "train") if line.startswith("epoch")] == epochs(2)
+    apply(a_set, job_of("clear", "clear"))  # the operator works
+    succeeds(a_set, "samplejob", "clear")
+
+
+@needs_torch
 def test_a_set_that_is_deleted_while_it_is_read_stays_until_the_end(a_set: str) -> None:
     apply(a_set, with_cache(a_set, training("train", pause=3)))
     until(lambda: "paused" in log_of(a_set, "job/train"), "the second epoch has begun")
@@ -245,13 +263,29 @@ def test_jobs_run_in_their_order_and_data_is_removed_after_consent(a_set: str) -
     ask_store(a_set, "fill")
 
 
+def test_a_job_ends_those_before_it_and_a_sync_has_a_secret_of_its_own(a_set: str) -> None:
+    """The sync runs, and its pod waits for the Secret; the rmr waits for consent."""
+    target = {
+        "secretRef": {"name": "copies"},
+        "syncOptions": {"source": "s3://data/train", "destination": "s3://copies"},
+    }
+    apply(a_set, job_of("sync", "a", **target), job_of("rmr", "b", rmrOptions={"paths": ["train/00000.bin"]}))
+    until(lambda: phase_of(a_set, "samplejob", "a") == "Running", "the sync runs")
+    apply(a_set, job_of("clear", "c", terminate=True))
+    succeeds(a_set, "samplejob", "c")
+    for name in ("a", "b"):
+        assert conditions(a_set, f"samplejob/{name}")["Complete"][1] == "Terminated"
+
+    apply(a_set, {**keys(a_set, "access-1"), "metadata": {"name": "copies"}}, job_of("sync", "d", **target))
+    succeeds(a_set, "samplejob", "d")
+    assert ask_store(a_set, "keys?bucket=copies") == [key.removeprefix("train/") for key in ONCE]
+    ask_store(a_set, "fill")
+
+
 def test_a_scheduled_job_runs_until_it_is_deleted(a_set: str) -> None:
     apply(a_set, job_of("warmup", "nightly", schedule="* * * * *"))
     until(lambda: ask_store(a_set, "counts") == ONCE, "the job of this minute has warmed the cache")
     succeed("delete", "-n", a_set, "samplejob/nightly")
-
-    apply(a_set, job_of("clear", "last", terminate=True))
-    succeeds(a_set, "samplejob", "last")
 
 
 # ---------------------------------------------------------------- PaddleJobs
@@ -264,11 +298,21 @@ def paddle_job(name: str) -> Document:
     template = given["spec"]["worker"]["template"]["spec"]
     container = template["containers"][0]
     container |= {"image": IMAGE, "args": ["-c", FILES]}
-    del container["resources"]
     template["terminationGracePeriodSeconds"] = 0
     return dict(given)
 
 
+@pytest.fixture
+def gpus() -> None:
+    """Pretend GPUs on nodes that have none, because the documents of Paddle demand them."""
+    for each in json.loads(succeed("get", "nodes", "-o", "json"))["items"]:
+        if "nvidia.com/gpu" not in each["status"]["allocatable"]:
+            size = {"nvidia.com/gpu": "8"}
+            change = json.dumps({"status": {"capacity": size, "allocatable": size}})
+            succeed("patch", "node", each["metadata"]["name"], "--subresource=status", "--type=merge", "-p", change)
+
+
+@pytest.mark.usefixtures("gpus")
 def test_twenty_paddle_jobs_never_see_an_empty_directory(a_set: str) -> None:
     """One after the other, four at a time, and with deletions in between."""
     number = 0
@@ -284,6 +328,7 @@ def test_twenty_paddle_jobs_never_see_an_empty_directory(a_set: str) -> None:
     assert "sampleset://photos is mounted at" in log_of(a_set, "photos-mount-0")
 
 
+@pytest.mark.usefixtures("gpus")
 def test_the_daemon_of_a_mount_that_is_killed_is_started_under_its_readers(a_set: str) -> None:
     waits = "import os, time\nopen('/data/log/begun', 'w').close()\nwhile not os.path.exists('/tmp/go'):\n    time.sleep(0.05)\n"
     given = paddle_job("reader")
@@ -319,7 +364,7 @@ def test_an_origin_that_refuses_is_said_and_a_new_key_is_taken(shared: str) -> N
         until(lambda: "Listed" in conditions(shared, "sampleset/photos"), "the set says that its source refuses")
         assert "SourceRefused" in conditions(shared, "sampleset/photos")["Listed"]
         apply(shared, keys(shared, "access-2"))
-        until(lambda: "Listed" not in conditions(shared, "sampleset/photos"), "the set is listed", seconds=400)
+        until(lambda: "Listed" not in conditions(shared, "sampleset/photos"), "the set is listed")
         log = log_of(shared, "photos-runtime-0", "-c", "prefeed-node")
         assert "access denied" in log
         assert "uses the changed secrets" in log
@@ -458,7 +503,46 @@ def test_the_path_of_the_guide_is_walked(operator: Path, tmp_path: Path) -> None
 
 
 @needs_torch
-def test_helm_installs_a_webhook_by_which_a_label_is_enough(operator: Path, restricted: str) -> None:
+def test_kustomize_adds_a_webhook_by_which_a_label_is_enough(operator: Path, restricted: str, tmp_path: Path) -> None:
+    """The certificate is the test's, in place of cert-manager's."""
+    host, files = "prefeed-webhook.prefeed-system.svc", (str(tmp_path / "tls.key"), str(tmp_path / "tls.crt"))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={host}", "-addext", f"subjectAltName=DNS:{host}",
+         "-keyout", files[0], "-out", files[1]], check=True, capture_output=True,
+    )  # fmt: skip
+    secret = ("secret", "tls", "prefeed-webhook", "-n", "prefeed-system", "--key", files[0], "--cert", files[1])
+    bundle = base64.b64encode(Path(files[1]).read_bytes()).decode()
+    own = yaml.safe_load((operator / "own" / "kustomization.yaml").read_text())
+    own["components"].append("../kubernetes/webhook")
+    own["patches"] = [
+        {"target": {"group": "cert-manager.io"}, "patch": "{$patch: delete, kind: any, metadata: {name: any}}"},
+        {"target": {"kind": "MutatingWebhookConfiguration"},
+         "patch": json.dumps([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle}])},
+    ]  # fmt: skip
+    (operator / "webhook").mkdir()
+    (operator / "webhook" / "kustomization.yaml").write_text(yaml.safe_dump(own))
+    succeed("create", *secret)
+    try:
+        install(operator, "webhook")
+        reads_by_its_label(restricted)
+    finally:
+        succeed("delete", "-n", "prefeed-system", "mutatingwebhookconfiguration/prefeed", "service/prefeed-webhook")
+        install(operator)
+        succeed("delete", "-n", "prefeed-system", "secret/prefeed-webhook")
+
+
+def reads_by_its_label(namespace: str) -> None:
+    """Read two epochs in a pod that has nothing of the cache but the label, in mode pod."""
+    apply(namespace, photos(), training("train", context=RESTRICTED))
+    try:
+        assert finish(namespace, "train") == epochs(2)
+        assert [each["name"] for each in pod_of(namespace, "train")["spec"]["initContainers"]] == ["prefeed-node"]
+    finally:
+        succeed("delete", "-n", namespace, "job,sampleset", "--all", "--timeout=180s")
+
+
+@needs_torch
+def test_helm_installs_the_webhook_and_upgrades_to_another_image(operator: Path, restricted: str, shared: str) -> None:
     if shutil.which("helm") is None:
         pytest.skip("helm is not installed")
     uninstall(operator)
@@ -468,11 +552,24 @@ def test_helm_installs_a_webhook_by_which_a_label_is_enough(operator: Path, rest
     release = ("-n", "prefeed-system", "--wait", "--timeout=180s")
     _helm("install", "prefeed", chart, *release, "--create-namespace", "--set", values)
     try:
-        apply(restricted, photos(), training("train", context=RESTRICTED))
-        assert finish(restricted, "train") == epochs(2)
-        assert [each["name"] for each in pod_of(restricted, "train")["spec"]["initContainers"]] == ["prefeed-node"]
+        reads_by_its_label(restricted)
+        if not NEXT_IMAGE:
+            pytest.skip("set PREFEED_TEST_NEXT_IMAGE to the same image with another tag, for `helm upgrade`")
+        apply(shared, photos(mode="node"))
+        succeed("wait", "-n", shared, "sampleset/photos", "--for=jsonpath={.status.phase}=Ready", "--timeout=180s")
+        apply(shared, training("train", pause=3))
+        until(lambda: "paused" in log_of(shared, "job/train"), "the second epoch has begun")
+        tag = NEXT_IMAGE.rpartition(":")[2]
+        _helm("upgrade", "prefeed", chart, *release, "--reuse-values", "--set", f"image.tag={tag}")
+        until(
+            lambda: f"'image': '{NEXT_IMAGE}'" in str(found(shared, "pod/photos-runtime-0").get("spec")),
+            "the server has the new image",
+        )
+        let_go_on(shared, pod_of(shared, "train")["metadata"]["name"])
+        assert [line for line in finish(shared, "train") if line.startswith("epoch")] == epochs(2)
+        succeed("wait", "-n", shared, "sampleset/photos", "--for=jsonpath={.status.phase}=Ready", "--timeout=180s")
     finally:
-        kubectl("delete", "-n", restricted, "job,sampleset", "--all")
+        kubectl("delete", "-n", shared, "job,sampleset", "--all", "--timeout=180s")
         _helm("uninstall", "prefeed", *release)
         succeed(
             "delete", "crd", "samplesets.batch.paddlepaddle.org", "samplejobs.batch.paddlepaddle.org", "--timeout=180s"

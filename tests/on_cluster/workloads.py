@@ -14,6 +14,9 @@ from on_cluster.store import NUMBER, PORT, content
 from process.conditions import wait_for
 
 IMAGE = os.environ.get("PREFEED_TEST_IMAGE", "")
+NEXT_IMAGE = os.environ.get("PREFEED_TEST_NEXT_IMAGE", "")
+"""The same with another tag of its repository, for ``helm upgrade``."""
+
 LIBRARIES = os.environ.get("PREFEED_TEST_LIBRARIES", "")
 """With torch: a path on the nodes, or an image if it does not begin with a slash."""
 
@@ -229,6 +232,31 @@ def let_go_on(namespace: str, pod: str) -> None:
     succeed("exec", "-n", namespace, pod, "-c", "train", "--", "touch", "/tmp/go")
 
 
+AWAY = """
+import os, signal, sys, time
+def text_of(pid, name):
+    try:
+        return open(f"/proc/{pid}/{name}", "rb").read().decode()
+    except OSError:
+        return ""
+pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+stopped = [pid for pid in pids if text_of(pid, "comm").strip() in ("kube-apiserver", "kubelet")]
+readers = [pid for pid in pids if sys.argv[1] in text_of(pid, "cgroup")]
+began = time.monotonic()
+try:
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    open(f"/proc/{readers[0]}/root/tmp/go", "w").close()
+    while (past := time.monotonic() - began) < 90 and (readers or past < 30):
+        readers = [pid for pid in readers if sys.argv[1] in text_of(pid, "cgroup")]
+        time.sleep(0.1)
+finally:
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+print(sorted({text_of(pid, "comm").strip() for pid in stopped}), "readers left:", len(readers))
+"""
+"""Stops API server and kubelet for 30 s, and lets a reader go on meanwhile."""
+
 KILL = """
 import os, signal, sys
 for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse="holder" in sys.argv[2:]):
@@ -250,19 +278,37 @@ def kill(namespace: str, pod: Document, container: str, *words: str) -> None:
     """
     node, killer = pod["spec"]["nodeName"], f"killer-{pod['spec']['nodeName']}"
     if not found(namespace, f"pod/{killer}"):
-        inner = {
-            "name": "killer",
-            "image": IMAGE,
-            "command": ["sleep", "infinity"],
-            "securityContext": {"privileged": True, "runAsUser": 0},
-        }
-        spec = {"hostPID": True, "nodeName": node, "containers": [inner], "terminationGracePeriodSeconds": 0}
-        apply(namespace, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": killer}, "spec": spec})
+        apply(namespace, _privileged(killer, node, ["sleep", "infinity"]))
         succeed("wait", "-n", namespace, f"pod/{killer}", "--for=condition=Ready", "--timeout=180s")
+    number = _container_of(pod, container)
+    assert "killed" in succeed("exec", "-n", namespace, killer, "--", "python", "-c", KILL, number, *words)
+
+
+def go_on_without_control_plane(namespace: str, pod: Document) -> str:
+    """Have a paused reader go on while API server and kubelet do not answer; return what was stopped, and how many readers had not ended."""
+    away = _privileged("away", pod["spec"]["nodeName"], ["python", "-c", AWAY, _container_of(pod, "train")])
+    apply(namespace, away)
+    until(lambda: phase_of(namespace, "pod", "away") in ("Succeeded", "Failed"), "API server and kubelet are back")
+    return log_of(namespace, "away")
+
+
+def _privileged(name: str, node: str, command: list[str]) -> Document:
+    """Return a pod that sees all processes of its node."""
+    context = {"privileged": True, "runAsUser": 0}
+    inner = {"name": "main", "image": IMAGE, "command": command, "securityContext": context}
+    spec = {
+        "hostPID": True, "nodeName": node, "restartPolicy": "Never", "containers": [inner],
+        "terminationGracePeriodSeconds": 0,
+    }  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def _container_of(pod: Document, container: str) -> str:
+    """Return the id of a container that runs."""
     now = found(pod["metadata"]["namespace"], f"pod/{pod['metadata']['name']}")["status"]
     states = [*now.get("containerStatuses", ()), *now.get("initContainerStatuses", ())]
     (number,) = [each["containerID"].rpartition("/")[2] for each in states if each["name"] == container]
-    assert "killed" in succeed("exec", "-n", namespace, killer, "--", "python", "-c", KILL, number, *words)
+    return str(number)
 
 
 def restarts(namespace: str, pod: str, container: str) -> int:
