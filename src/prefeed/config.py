@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from prefeed.errors import ConfigError
 from prefeed.limits import LIMITS_VARIABLE, Limits, parse_limits
@@ -23,7 +23,6 @@ from prefeed.places import (
     near,
     project_settings,
     read_settings,
-    read_trusted,
     require_known,
     runtime_dirs,
     say_once,
@@ -483,54 +482,36 @@ def settings_of(config: Config | None) -> Config:
 
 
 _process_overrides: dict[str, Any] = {}
+_resolved: tuple[dict[bytes, bytes], Config] | None = None
+"""Environment and result of the last resolution."""
 
 
 def configure(**settings: Any) -> Config:
-    """Change settings of this process, and return the settings in force.
+    """Change settings of this process, read the files of settings again, and return the settings in force.
 
     Raises:
         ConfigError: A name is unknown or a value invalid. No setting was changed.
     """
-    merged = {**_process_overrides, **settings}
-    config = resolve(merged)
+    global _resolved
+    config = resolve({**_process_overrides, **settings})
     _process_overrides.update(settings)
+    _resolved = environment(), config
     return config
 
 
-class _Resolved(NamedTuple):
-    """Result of the last call of ``current``, with everything that it was computed from."""
-
-    origins: tuple[object, ...]
-    files: tuple[str, str]
-    texts: list[bytes]
-    config: Config
-
-
-_resolved: _Resolved | None = None
-
-
 def current() -> Config:
-    """Return the settings in force in this process. Calls return the same object until a setting or its source changes."""
+    """Return the settings in force in this process.
+
+    Calls return the same object until the environment changes or ``configure`` is called. Only then are the files read again.
+    """
     global _resolved
-    last, origins = _resolved, (environment(), dict(_process_overrides), _working_directory(), os.getuid())
-    if last is not None and last.origins == origins:
-        files = last.files
-    else:
-        files = ("prefeed.toml", str(user_file()))
-    texts = [read_trusted(Path(file)) if os.access(file, os.F_OK) else b"" for file in files]
-    if last is None or last.origins != origins or last.texts != texts:
-        last = _resolved = _Resolved(origins, files, texts, resolve(_process_overrides))
-    return last.config
+    last, now = _resolved, environment()
+    if last is None or last[0] != now:
+        last = _resolved = now, resolve(_process_overrides)
+    return last[1]
 
 
 def environment() -> dict[bytes, bytes]:
     """Return a copy of the environment. ``os.environ.copy()`` decodes each variable, which takes longer than a cached read."""
     copy: dict[bytes, bytes] = os.environ._data.copy()  # type: ignore[attr-defined]
     return copy
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # The directory was deleted.
-        return ""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from prefeed.client.dataset import NodeDataset, locate_object
@@ -24,7 +25,7 @@ from prefeed.sources.manifest import CURRENT, current_generation, version_hash
 from prefeed.system.paths import path_below
 
 _MOST_ROOTS: Final = 64
-"""Maximum number of roots per configuration. A mapped listing keeps a descriptor."""
+"""Maximum number of roots per home. A mapped listing keeps a descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class ObjectIndex:
         """
         self._node = node
         self._environment: dict[bytes, bytes] = {}
-        self._roots: dict[Config, dict[str, _Root]] = {}
-        self._again: dict[Config, Again] = {}
+        self._roots: dict[Path, dict[str, _Root]] = {}  # by home
+        self._again: dict[Path, Again] = {}
 
     def find(self, url: str, config: Config) -> tuple[NodeDataset, int] | None:
         """Return the dataset of an object and the object's id.
@@ -67,7 +68,7 @@ class ObjectIndex:
         if (now := environment()) != self._environment:
             self._environment = now
             self.clear()
-        roots = self._roots.setdefault(config, {})
+        roots = self._roots.setdefault(config.home, {})
         found = _look_up(url, roots) or self._request(url, config, roots)
         return None if found is None or _has_changed(url, *found) else found
 
@@ -77,7 +78,7 @@ class ObjectIndex:
 
     def _request(self, url: str, config: Config, roots: dict[str, _Root]) -> tuple[NodeDataset, int] | None:
         """Request the dataset from the server. After failures, wait longer and longer before the next request."""
-        again, began = self._again.setdefault(config, Again()), time.monotonic()
+        again, began = self._again.setdefault(config.home, Again()), time.monotonic()
         if not again.is_due(began):
             return None
         try:

@@ -266,7 +266,7 @@ class Manifest(Listing):
 
     def version_hash(self, index: int) -> int:
         """Return the hash of an object's version; 0 where not known."""
-        return int(self.version_hashes[index])
+        return int(self.version_hashes.item(index))
 
     def index_of(self, path: str) -> int | None:
         """Return the id of a path, or of an object that is one block; None if it is not listed.
@@ -337,7 +337,10 @@ class Manifest(Listing):
 
     def _lower_bound(self, wanted: bytes, start: int = 0) -> int:
         """Return the first id from ``start`` on whose path is not below ``wanted``."""
-        return bisect_left(range(self.num_objects), wanted, start, key=self.path_bytes)
+        blob, ends = self.path_blob, self._ends
+        return bisect_left(
+            range(self.num_objects), wanted, start, key=lambda index: bytes(blob[ends[index] : ends[index + 1]])
+        )
 
 
 def current_generation(directory: Path) -> Path | None:
