@@ -218,7 +218,7 @@ class _Filling:
                     return
                 self._renew_secrets()
                 wait = min(2 * wait, _MOST_WAIT_SECONDS)
-            self._done()  # otherwise the operator would read of a failure that is over
+            self._done()  # so that the operator does not report the previous failure
             self._say(f"{called} is done")
         while not self._is_ending.wait(_MOST_WAIT_SECONDS):
             self._renew_secrets()
