@@ -163,5 +163,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, f"<DeleteResult>{removed}</DeleteResult>".encode(), Content_Type="application/xml")
 
 
+class Server(ThreadingHTTPServer):
+    """Server whose queue takes the connections of several nodes at once; that of its base takes five."""
+
+    request_queue_size = 1024
+
+
 if __name__ == "__main__":
-    ThreadingHTTPServer(("", PORT), Handler).serve_forever()
+    Server(("", PORT), Handler).serve_forever()
