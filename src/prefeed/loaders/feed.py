@@ -154,6 +154,7 @@ class Feed(Reported):
 
     def loop_begins(self, num_batches: int | None) -> None:
         """The loop asks for an iterator; ``num_batches`` is None when it is not known."""
+        counters.begin_epoch()
         if self._report is None:
             self._report = WaitReporter(
                 self.name, self.counts, self.told,

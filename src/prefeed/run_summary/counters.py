@@ -9,25 +9,30 @@ and continues in the file of a process that has ended, so there are as many file
 from __future__ import annotations
 
 import fcntl
+import importlib
 import mmap
 import os
 import struct
 import threading
+import time
 from itertools import count
 
 _NUM_ENTRIES, _KEY_BYTES, _ENTRY = 128, 504, struct.Struct("=504sq")
 
 NUMBERS = (
     "hits", "late_or_missed", "direct_reads", "reads_in_own_threads", "cache_bytes", "origin_bytes", "loop_ns", "waited_ns",
+    "start_ns", "start_waits",
 )  # fmt: skip
-HITS, LATE, DIRECT, OWN_THREADS, CACHE_BYTES, ORIGIN_BYTES, LOOP_NS, WAITED_NS = NUMBERS
-"""Reads by outcome, and direct reads in threads that no sample started. Time of epochs, and the waiting time in it."""
+HITS, LATE, DIRECT, OWN_THREADS, CACHE_BYTES, ORIGIN_BYTES, LOOP_NS, WAITED_NS, START_NS, START_WAITS = NUMBERS
+"""Reads by outcome, and direct reads in threads that no sample started. Time of epochs, and the waiting time in it.
+Time before the first epoch, and context switches in it."""
 
 SERVED, REFUSED, OPENED = "served", "not_served", "bypassed"
 """First part of a key: a loader; a loader and the reason; a call that bypassed the cache and its place."""
 
 _lock = threading.RLock()
 _directory = ""
+_began_ns = 0  # 0 after the first epoch, and in forked children
 _map: mmap.mmap | None = None
 _kept: list[mmap.mmap | None] = []  # maps of parents, because closing one would close a descriptor that may be reused
 _slots: dict[str, int] = {}
@@ -36,8 +41,8 @@ _numbers = memoryview(b"")
 
 def begin(directory: str) -> None:
     """Count in this process and in its later forks. An empty directory stops counting."""
-    global _directory, _map, _numbers, _slots
-    _directory, _map, _numbers, _slots = directory, None, memoryview(b""), {}
+    global _directory, _began_ns, _map, _numbers, _slots
+    _directory, _began_ns, _map, _numbers, _slots = directory, time.monotonic_ns(), None, memoryview(b""), {}
 
 
 def is_counting() -> bool:
@@ -59,6 +64,15 @@ def note(*parts: str) -> None:
     """Record a fact, as a key of these parts, joined by tabs."""
     if (key := "\t".join(parts)) not in _slots:
         add(key)
+
+
+def begin_epoch() -> None:
+    """Count the time before the first epoch of this process."""
+    global _began_ns
+    if _began_ns and START_NS not in _slots:
+        add(START_NS, time.monotonic_ns() - _began_ns)
+        add(START_WAITS, importlib.import_module("resource").getrusage(0).ru_nvcsw)
+    _began_ns = 0
 
 
 def sums(directory: str) -> tuple[dict[str, int], int]:
@@ -112,9 +126,9 @@ def _claim() -> None:
 
 
 def _begin_forked() -> None:
-    global _map, _slots, _lock
+    global _began_ns, _map, _slots, _lock
     _kept.append(_map)
-    _map, _slots, _lock = None, {}, threading.RLock()
+    _began_ns, _map, _slots, _lock = 0, None, {}, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_begin_forked)

@@ -23,7 +23,10 @@ from prefeed.system.units import format_bytes
 RUN, COUNTS, JSON = "PREFEED_RUN", "PREFEED_RUN_COUNTS", "PREFEED_RUN_JSON"
 """Variables: process id and runtime directory of ``prefeed run``; directory of the counters; file for ``--json``."""
 
+_STORE_URL = re.compile(r"(?:^|=)((?:s3|gs|az):/)/(?:[^/]*@)?([^?#\s]+)")
 _RANK = re.compile(r", rank \d+(?=\)|\t|$)")
+_LONG_START_SECONDS, _LONG_START_SHARE, _MANY_WAITS = 10.0, 0.1, 1000
+"""A scan of file names waits once or twice for each; the import of torch waits some tens of times."""
 
 
 def begin() -> str:
@@ -99,7 +102,9 @@ def facts_of(counts: dict[str, int], num_loops: int, *, program: list[str], seco
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
     """Return the lines of the run summary. The first is about the loaders."""
-    hits, late, direct, own_threads, cached, fetched, loop_ns, waited_ns = (facts[name] for name in counters.NUMBERS)
+    hits, late, direct, own_threads, cached, fetched, *times = (facts[name] for name in counters.NUMBERS)
+    loop_ns, waited_ns, start_ns, start_waits = times
+    processes, seconds = max(1, facts["processes"]), facts["seconds"]
     served, refused, opened = facts[counters.SERVED], facts[counters.REFUSED], facts[counters.OPENED]
     lines = [f"{len(served) or 'no'} loader{'s' * (len(served) != 1)} served: {', '.join(served)}".removesuffix(": ")]
     if refused:
@@ -112,13 +117,19 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
     if own_threads:
         lines.append(f"{own_threads:,} direct reads in threads of its own: PREFEED_READS=all answers them")
     if loop_ns:
-        processes, seconds = facts["processes"], facts["seconds"]
         all_of_them = f" of {processes} processes" if processes > 1 else ""
         lines.append(
             f"waited {100 * waited_ns / loop_ns:.1f} % of {loop_ns / 1e9:,.1f} s{all_of_them} for data; "
             f"epochs took {min(100, loop_ns / 1e7 / processes / seconds):.0f} % of the program's {seconds:,.1f} s"
         )
+    start = start_ns / 1e9 / processes
+    if start >= max(_LONG_START_SECONDS, _LONG_START_SHARE * seconds):
+        scan = f", with {start_waits:,} waits, as a scan of names or sizes of files has: keep its result in a file"
+        lines.append(f"{start:,.1f} s passed before the first epoch" + scan * (start_waits / processes >= _MANY_WAITS))
     if opened:
         calls = (f"{call} {opened[call]:,}" for call in sorted(opened, key=opened.__getitem__, reverse=True))
         lines.append(f"opens that bypassed the cache: {', '.join(calls)}")
+    for url in ("/".join(found.groups()) for found in map(_STORE_URL.search, facts["program"]) if found):
+        ways = f"prefeed.datasets, `prefeed mount {url} DIR` or `prefeed stage {url}`"
+        lines += [] if num_reads else [f"nothing of {url} was read through prefeed: use {ways}"]
     return lines

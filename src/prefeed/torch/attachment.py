@@ -237,6 +237,7 @@ class Attachment(Reported):
             loader: The user's.
             num_seen: Batches of the epoch that the loop had before, when it resumes one.
         """
+        counters.begin_epoch()
         if self._report is None:
             self._name = name_of(loader)
             self._report = WaitReporter(

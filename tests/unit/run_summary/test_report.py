@@ -17,8 +17,10 @@ def key_of(*parts: str) -> str:
 STREAM = "an IterableDataset has no order to know beforehand"
 
 
-def lines(counts: Mapping[str, int], *, num_loops: int = 1) -> list[str]:
-    return lines_of(facts_of(dict(counts), num_loops, program=["python", "train.py"], seconds=20.0))
+def lines(
+    counts: Mapping[str, int], *, num_loops: int = 1, program: str = "python train.py", seconds: float = 20.0
+) -> list[str]:
+    return lines_of(facts_of(dict(counts), num_loops, program=program.split(), seconds=seconds))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,10 @@ def test_times() -> None:
     assert lines(times, num_loops=2)[1:] == [
         "waited 25.0 % of 20.0 s of 2 processes for data; epochs took 50 % of the program's 20.0 s"
     ]
+    late = times | {"start_ns": 24 * 10**9, "start_waits": 50}
+    assert lines(late, num_loops=2)[2:] == ["12.0 s passed before the first epoch"]
+    assert lines(late, num_loops=2, seconds=130.0)[2:] == []
+    assert "with 5,000 waits, as a scan of names or sizes" in lines(late | {"start_waits": 5000}, num_loops=2)[2]
 
 
 def test_calls_that_bypassed_the_cache() -> None:
@@ -64,3 +70,12 @@ def test_calls_that_bypassed_the_cache() -> None:
     assert lines({key_of(OPENED, *call): number for call, number in calls.items()})[1:] == [
         "opens that bypassed the cache: PIL.Image.open outside of samples 1,000, open in samples 2"
     ]
+
+
+def test_a_url_that_was_not_read_is_named_without_its_key() -> None:
+    program = "python train.py --data=s3://key:secret@bucket/a?x=1"
+    (line,) = lines({}, program=program)[1:]
+    assert line.startswith(
+        "nothing of s3://bucket/a was read through prefeed: use prefeed.datasets, `prefeed mount s3://bucket/a DIR`"
+    )
+    assert len(lines({"hits": 1}, program=program)) == 2
