@@ -194,7 +194,8 @@ CLOSED = (
     ["prefeed", "stats"], ["prefeed", "server", "status"], ["prefeed", "warm", "{data}"],
     ["prefeed", "stage", "list"], ["prefeed", "stats", "--json"], ["prefeed", "pack", "{data}", "{out}", "--format", "lmdb"],
     ["prefeed", "clear", "--all"], ["cache_admin", "--list_sessions"], ["cache_admin", "--server_info"], ["cache_admin", "--help"],
-    ["cache_admin", "--generate_session"], ["prefeed", "server", "stop"], ["cache_admin", "--start"], ["cache_admin", "--stop"],
+    ["cache_admin", "--generate_session"], ["prefeed", "server", "stop"], ["cache_admin", "--stop"], ["cache_admin", "--start"],
+    ["cache_admin", "--stop"],
 )  # fmt: skip
 
 
@@ -205,7 +206,9 @@ def test_commands_whose_reader_has_gone(tmp_path: Path, monkeypatch: pytest.Monk
     data.mkdir()
     (data / "x").write_bytes(b"x")
     run = {"prefeed": "prefeed.cli.main", "cache_admin": "prefeed.cli.cache_admin"}
-    subprocess.run([sys.executable, "-m", "prefeed", "server", "start"], capture_output=True, check=True)
+    for program, *words in (["prefeed", "server", "start"], ["cache_admin", "--start"]):
+        code = f"from {run[program]} import main; main()"
+        subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=True)
     for program, *words in CLOSED:
         read, write = os.pipe()
         os.close(read)
