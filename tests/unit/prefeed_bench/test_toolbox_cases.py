@@ -32,6 +32,7 @@ def test_loader(tmp_path: Path) -> None:
     assert charts == ["loader-helpers.png", "loader-preprocessing.png", "loader-storage.png"]
 
 
+@pytest.mark.whole
 def test_doctor(tmp_path: Path) -> None:
     result = run_case("doctor", small(tmp_path))
     for job in ("origin", "decode", "compute"):
