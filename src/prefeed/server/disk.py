@@ -21,6 +21,7 @@ from prefeed.errors import StoreError, TierFullError
 from prefeed.server.datasets import KeyIndex
 from prefeed.store.files import TierFiles
 from prefeed.store.log import LogReader, LogWriter, stored_bytes
+from prefeed.store.values import value_size
 from prefeed.system.files import free_bytes
 from prefeed.types import Buffer, ClearResult, DiskCounts
 
@@ -28,10 +29,10 @@ _MOST_WAITING_BYTES: Final = 128 * 1024**2
 _GROUP_BYTES: Final = 16 * 1024**2
 _MOST_IN_GROUP: Final = 256
 _LINGER_SECONDS: Final = 0.2
-"""A group waits for the disk: objects that come meanwhile go with the next one."""
+"""Delay of a group that is not full, so that more objects are written with it."""
 
 _SPARE_BYTES: Final = 1024**2
-"""Of the file system, for tables that grow."""
+"""Space of the file system that is left for the index to grow."""
 
 _TRY_EVERY: Final = 64
 """Of a full tier: room comes seldom."""
@@ -297,7 +298,7 @@ class DiskTier:
             self._tries_until_looked_at = len(held) // _TRY_EVERY
 
     def _free_disk_bytes(self) -> int:
-        """Return how much of the file system this tier may still take."""
+        """Return the bytes of the file system that this tier may still allocate."""
         try:
             return free_bytes(self._directory) - self._min_free_bytes - _SPARE_BYTES
         except OSError:
@@ -320,7 +321,7 @@ class DiskTier:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Keep other threads from the entries while they change; an operation that the disk fails is left undone."""
+        """Lock the entries for a change, and ignore a failure of the disk."""
         with self._store_lock, contextlib.suppress(OSError):
             yield
 
@@ -330,7 +331,7 @@ class DiskTier:
             self._changed.notify()
 
     def _free_corrupt(self, key: bytes) -> None:
-        """Free a value that is not as it was written; one that was freed or replaced while it was read is no such value."""
+        """Free a corrupt value and count it. A value that was freed or replaced during the read is not corrupt."""
         if self._reader.size_of(key) is not None and LogReader(*self._descriptors, verify=True).get(key) is None:
             with self._changing():
                 self._writer.free_many([key])
@@ -338,18 +339,23 @@ class DiskTier:
 
     def _open(self) -> None:
         try:
-            self._files = TierFiles(self._directory)
-            self._descriptors = (self._files.index, self._files.segments)
-            self._writer = LogWriter(*self._descriptors, budget_bytes=self._budget_bytes, sums=True)
+            files = TierFiles(self._directory)
+            try:
+                writer = LogWriter(files.index, files.segments, budget_bytes=self._budget_bytes, sums=True)
+            except OSError:
+                files.close()
+                raise
         except OSError as err:
             raise StoreError(
                 f"cannot use {self._directory} for the disk tier: {err.strerror}; name a directory you can write to, as in "
                 "PREFEED_DISK=500GB:/nvme, or set PREFEED_DISK to 0"
             ) from err
+        self._files, self._writer = files, writer
+        self._descriptors = (files.index, files.segments)
         self._reader = LogReader(*self._descriptors, verify=True, on_corrupt=self._suspect)
 
     def _try_begin_anew(self) -> None:
-        """Make the files again: somebody has removed them, or the directory."""
+        """Create the files again after their removal."""
         files = self._files
         with contextlib.suppress(OSError, StoreError):  # not the directory's parents: the disk may have been taken out
             self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -365,11 +371,6 @@ def _make_directory(directory: Path) -> None:
             f"cannot make {directory} for the disk tier: {err.strerror}; name a directory you can write to, as in "
             "PREFEED_DISK=500GB:/nvme, or set PREFEED_DISK to 0"
         ) from err
-
-
-def value_size(value: Buffer) -> int:
-    """Return the size of a value in bytes."""
-    return value.nbytes if isinstance(value, memoryview) else len(value)
 
 
 def unnamed(held: list[bytes], named: list[memoryview]) -> list[bytes]:

@@ -12,7 +12,6 @@ Only the server drops records, by moving their beginning.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import tempfile
@@ -22,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prefeed.system.files import punch
+
 _HEADER_BYTES: Final = 4096
 _CHANGED, _BEGIN, _ALL = 0, 1, 2
 _FILE, _BELOW = b"F", b"D"
-_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 _FROM_FIRST: Final = 1 << 20
 """Room of dropped records that is given back; less is not worth a call."""
 
@@ -135,7 +135,7 @@ class WrittenFiles:
             self._words[_ALL] = 0
             self._tell()
             if end - before >= _FROM_FIRST:
-                _give_back(self._descriptor, end)
+                punch(self._descriptor, _HEADER_BYTES, end - _HEADER_BYTES)
 
     def touch(self) -> None:
         """Keep away who removes files of ``/tmp`` that look unused."""
@@ -259,13 +259,6 @@ def _namespace() -> int:
 
 
 _namespaces: dict[int, int] = {}
-
-
-def _give_back(descriptor: int, end: int) -> None:
-    """Let the file system have back what lies before; the file stays as long as it is."""
-    flags = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-    size = ctypes.c_long(end - _HEADER_BYTES)
-    ctypes.CDLL(None).fallocate(descriptor, flags, ctypes.c_long(_HEADER_BYTES), size)
 
 
 def still_open(changes: Iterable[Change]) -> list[Change]:

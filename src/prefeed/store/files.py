@@ -73,7 +73,7 @@ class TierFiles:
             return False
 
     def close(self) -> None:
-        """Close the files; what is in them stays."""
+        """Close the files. Their entries stay."""
         for descriptor in self._descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -31,8 +31,9 @@ from prefeed.system.files import punch
 
 _RECORD: Final = struct.Struct("<QIHH")
 _HEADER: Final = struct.Struct("<QQ8s")
-_TABLE: Final = struct.Struct("<QQ")
-_HALVES: Final = struct.Struct("<QQ")
+_PAIR: Final = struct.Struct("<QQ")
+"""Halves of a key; start and buckets of a table."""
+
 _KEY_BYTES: Final = 16
 _RECORD_BYTES: Final = 32
 _BUCKET_RECORDS: Final = 8
@@ -84,10 +85,10 @@ class IndexReader:
         """
         if len(key) != _KEY_BYTES or key == _NO_KEY:
             return None
-        place = self._look_up(key)
-        while place is None and self._read_header():
-            place = self._look_up(key)
-        return place
+        found = self._look_up(key)
+        while found is None and self._read_header():
+            found = self._look_up(key)
+        return None if found is None else found[0]
 
     def entries(self) -> Iterator[tuple[bytes, Place]]:
         """Yield keys and places, as of the moment of the call."""
@@ -102,13 +103,15 @@ class IndexReader:
         found: npt.NDArray[np.void] = table[_in_use(table)]
         return found
 
-    def _look_up(self, key: bytes) -> Place | None:
+    def _look_up(self, key: bytes) -> tuple[Place, int] | None:
+        """Return the place of an entry and the position of its record in the file."""
         start, mask = self._table
-        for half in _HALVES.unpack(key):
-            bucket = os.pread(self._descriptor, _BUCKET_BYTES, start + (half & mask) * _BUCKET_BYTES)
+        for half in _PAIR.unpack(key):
+            position = start + (half & mask) * _BUCKET_BYTES
+            bucket = os.pread(self._descriptor, _BUCKET_BYTES, position)
             at = _find_record(bucket, key)
             if at >= 0:
-                return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
+                return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES)), position + at
         return None
 
     def _read_header(self) -> bool:
@@ -118,7 +121,7 @@ class IndexReader:
             return False
         start, buckets, checksum = _HEADER.unpack(header)
         table = (start, buckets - 1)
-        if table == self._table or checksum != xxh3_64_digest(header[: _TABLE.size]):
+        if table == self._table or checksum != xxh3_64_digest(header[: _PAIR.size]):
             return False
         self._table = table
         return True
@@ -178,7 +181,7 @@ class Index(IndexReader):
         while True:
             start, mask = self._table
             free: list[int] = []
-            for half in _HALVES.unpack(key):
+            for half in _PAIR.unpack(key):
                 bucket_start = start + (half & mask) * _BUCKET_BYTES
                 bucket = os.pread(self._descriptor, _BUCKET_BYTES, bucket_start)
                 at = _find_record(bucket, key)
@@ -198,18 +201,13 @@ class Index(IndexReader):
 
     def remove(self, key: bytes) -> Place | None:
         """Remove an entry, and return its place; None if it is not held."""
-        if len(key) != _KEY_BYTES or key == _NO_KEY:
+        found = None if len(key) != _KEY_BYTES or key == _NO_KEY else self._look_up(key)
+        if found is None:
             return None
-        start, mask = self._table
-        for half in _HALVES.unpack(key):
-            bucket_start = start + (half & mask) * _BUCKET_BYTES
-            bucket = os.pread(self._descriptor, _BUCKET_BYTES, bucket_start)
-            at = _find_record(bucket, key)
-            if at >= 0:
-                os.pwrite(self._descriptor, _EMPTY, bucket_start + at)
-                self._num_entries -= 1
-                return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
-        return None
+        place, position = found
+        os.pwrite(self._descriptor, _EMPTY, position)
+        self._num_entries -= 1
+        return place
 
     def discard(self, chosen: npt.NDArray[np.bool_]) -> None:
         """Remove records, chosen from those that ``places`` returns: damage can give two of them one key."""
@@ -265,7 +263,7 @@ class Index(IndexReader):
         done = 0
         while done < len(data):
             done += os.pwrite(self._descriptor, data[done:], start + done)
-        header = _TABLE.pack(start, len(table))
+        header = _PAIR.pack(start, len(table))
         os.pwrite(self._descriptor, header + xxh3_64_digest(header), 0)
         self._table = (start, len(table) - 1)
 

@@ -13,17 +13,18 @@ import numpy as np
 from prefeed.errors import TierFullError
 from prefeed.store.index import Index, IndexReader, Place
 from prefeed.store.segment import TRAILER_BYTES, Segment, read_into, read_value
+from prefeed.store.values import value_size
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 
 TRANSIENT: Final = 1
 """A flag of entries that are freed after they were read."""
 
 _INDEX_BYTES: Final = 64
-"""Of the index for one entry, when its table is half full."""
+"""Share of one entry in the index, if the table is half full."""
 
 _MOST_VALUE_BYTES: Final = 2**32 - 1
 _UNREADABLE: Final = (OSError, IndexError, OverflowError, MemoryError)
-"""What reading a place raises that a damaged record names."""
+"""Errors of a read at the place of a damaged record."""
 
 Corrupt = Callable[[bytes], None]
 
@@ -171,12 +172,12 @@ class LogWriter:
         return self._value_bytes
 
     def file_bytes(self) -> int:
-        """Return what the files take of their file system, or of memory."""
+        """Return the allocated bytes of the files."""
         index_bytes = os.fstat(self._index_descriptor).st_blocks * 512
         return index_bytes + sum(segment.allocated_bytes() for segment in self._segments)
 
     def free_bytes(self) -> int:
-        """Return what values may still cost together, as ``stored_bytes`` counts."""
+        """Return the remaining budget, in units of ``stored_bytes``."""
         return self.budget_bytes - self.file_bytes() - self._index.growth_bytes()
 
     def put_many(self, items: Sequence[tuple[bytes, Buffer, bool]]) -> None:
@@ -191,7 +192,7 @@ class LogWriter:
                 raise ValueError(f"a key has {ENTRY_KEY_BYTES} bytes, not {len(key)}: {key!r}")
             if not any(key):
                 raise ValueError(f"a key of {ENTRY_KEY_BYTES} zeros is the mark of a free record")
-        sizes = [value.nbytes if isinstance(value, memoryview) else len(value) for _, value, _ in items]
+        sizes = [value_size(value) for _, value, _ in items]
         needed = sum(map(stored_bytes, sizes))
         room = self.budget_bytes - self.file_bytes() - self._index.growth_bytes(len(items))
         what = f"no room for {len(items)} values of {needed} bytes together"

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
+from prefeed.system.files import punch
 from prefeed.system.large_pages import LARGE_PAGE_BYTES, try_make_large_page
 
 _CHUNK_BYTES: Final = 4 * 1024**2
@@ -31,7 +32,6 @@ _MEAN_OVER: Final = 8
 """Large pages in the mean of how late they come: a thread is kept waiting now and then without their fault."""
 
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
-_PUNCH: Final = 0x03  # a hole, and the file stays as long as it is
 
 
 class _Nanoseconds(NamedTuple):
@@ -138,7 +138,7 @@ class Reservation:
 
     def punch(self, start: int, size_bytes: int) -> bool:
         """Give pages of the file back to the kernel; False when the file system cannot do that."""
-        return _LIBC.fallocate(self._file, _PUNCH, start, size_bytes) == 0 if size_bytes > 0 else True
+        return punch(self._file, start, size_bytes)
 
     def try_fill(self, start: int, size_bytes: int) -> bool:
         """Back a part that was punched; False when the file system has no room."""
@@ -219,8 +219,6 @@ def _load_libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.madvise.restype = ctypes.c_int
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
-    libc.fallocate.restype = ctypes.c_int
     return libc
 
 

@@ -7,10 +7,10 @@
     └──────────┴─────────┴──────────┴─────────┴─────
 
 An entry is appended before the index names it. When it is freed, the index forgets it first, then its trailer is zeroed, and
-then its pages are punched out of the file. No place is written twice. So a reader copies the value first and compares the
-trailer afterwards: if the key is there, the value was whole when it was copied. If it is not, the entry was freed
-meanwhile, or the index is torn or older than the segment, and the read is a miss. A reader holds nothing and cannot be left
-behind, however long it is suspended in the middle of a read.
+then its pages are punched out of the file. No place is written twice, except in an emptied segment with checksums. So a
+reader copies the value first and compares the trailer afterwards: if the key is there, the value was whole during the copy.
+If it is not there, the entry was freed meanwhile, or the index is torn or older than the segment, and the read is a miss. A
+reader holds no lock, and may be suspended in the middle of a read for any time.
 
 Values are read with ``pread`` and never mapped: a file that is truncated or punched gives short reads and zeros, not SIGBUS.
 """
@@ -128,7 +128,7 @@ class Segment:
         self._entries_on: dict[int, int] = dict(zip(pages.tolist(), counts.tolist(), strict=True))
 
     def allocated_bytes(self) -> int:
-        """Return what the file takes of its file system."""
+        """Return the allocated bytes of the file."""
         return os.fstat(self.descriptor).st_blocks * 512
 
     def append(self, entries: Sequence[tuple[bytes, Buffer]]) -> list[int]:

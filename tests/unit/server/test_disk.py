@@ -17,7 +17,7 @@ from tier_contract import key_of, value_of
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 
-def failing(*_: object) -> None:
+def failing(*_: object, **__: object) -> None:
     raise OSError(errno.EIO, "the disk does not answer")
 
 
@@ -36,6 +36,19 @@ def test_a_disk_that_fails(tmp_path: Path, operation: str, monkeypatch: pytest.M
             assert cleared(tier, keys) == ClearResult(entries=0, bytes=0)
     assert tier.read(key_of(1)) == value_of(1, 1000)
     assert cleared(tier, None) == ClearResult(entries=1, bytes=1000)
+    tier.close()
+
+
+def test_files_that_cannot_be_made_again_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DiskTier(tmp_path / "objects", budget_bytes=1 << 20, min_free_bytes=0)
+    (tmp_path / "objects" / "index").unlink()
+    with monkeypatch.context() as broken:
+        broken.setattr(LogWriter, "__init__", failing)
+        tier.offer(key_of(1), value_of(1, 1000))
+        assert wait_until(lambda: tier.unwritten_bytes == 0, timeout_seconds=30)
+    tier.offer(key_of(2), value_of(2, 1000))
+    assert wait_until(lambda: (tmp_path / "objects" / "index").exists() and len(tier.keys()) == 1, timeout_seconds=30)
+    assert tier.read(key_of(2)) == value_of(2, 1000)
     tier.close()
 
 
