@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def cache_user(directory: Path | str, limit_bytes: int) -> Iterator[CacheUser]:
 
 
 def key_of(index: int) -> bytes:
-    return index.to_bytes(16, "big")
+    return hashlib.blake2b(index.to_bytes(8, "big"), digest_size=16).digest()
 
 
 def value_of(index: int, size_bytes: int) -> bytes:

@@ -22,6 +22,7 @@ import profiles
 import warm
 from leaks import collect_ended_servers, descriptors_beyond, held, leaked_since, open_descriptors
 from limits import set_limits
+from prefeed.client import tiers
 from purity import num_processes_started, only_files_below
 from sandbox import Sandbox, end_all, processes_of, remove_left_by_killed_runs, servers_of
 
@@ -197,6 +198,7 @@ def _nothing_leaks(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator
     before = held(mounts_below=sandbox.root)
     yield
     request.node.funcargs.clear()
+    tiers._tiers.clear()  # a process keeps the tiers of the last servers that it was connected to
     if has_children := num_processes_started() != num_processes:
         end_all(servers_of(sandbox))  # a server outlives its clients by design
         collect_ended_servers()

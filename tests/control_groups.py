@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leaks import read_proc
+from leaks import read_proc, wait_until
 
 
 @contextmanager
@@ -24,9 +24,11 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
         if group.exists():
             group.rmdir()
         pytest.skip(f"this user may not make a control group with a memory limit: {err}")
+    procs = group / "cgroup.procs"
     try:
-        yield group / "cgroup.procs"
+        yield procs
     finally:
+        wait_until(lambda: not procs.read_text(), timeout_seconds=60)  # children of killed servers end by themselves
         group.rmdir()
 
 

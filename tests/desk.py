@@ -122,7 +122,7 @@ def say(sock: socket.socket, message: m.Message, root_directory: Path | None = N
 
 @contextmanager
 def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic, **settings: object) -> Iterator[Desk]:
-    """Open a server of the sandbox's home with a tier in a dict."""
+    """Open a server of the sandbox's home with a tier of its own."""
     config = resolve(settings)
     ensure_private_dir(config.runtime_dir)
     before = set(threading.enumerate())
@@ -135,7 +135,7 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
     node = Node(config, tier, clock=clock, wake=loop.wake, call_later=loop.call_later)  # type: ignore[arg-type]
     sessions = Sessions(Room(config.memory_dir / "desk", capacity), None)
     sessions.share_memory_with(node)
-    handlers.bind(loop, node, sessions)
+    handlers.bind(loop, node, sessions, tier.descriptors)
     made = Desk(config, tier, loop, handlers, node)
     try:
         yield made
@@ -148,4 +148,5 @@ def desk(*, capacity: int = 1 << 30, clock: Callable[[], float] = time.monotonic
             thread.join(60)
         loop.close()
         sessions.close()
+        tier.close()
         vars(made).clear()

@@ -1,4 +1,4 @@
-"""Tiers of one index and one segment, in memory or in files, and checks of what they hold."""
+"""Tiers of an index and segments, two in memory and one in files, and checks of what they hold."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from prefeed.store.files import TierFiles
 from prefeed.store.index import IndexReader
 from prefeed.store.log import Corrupt, LogReader, LogWriter
+from prefeed.store.memory import MemoryFiles
 from prefeed.store.segment import PAGE_BYTES, TRAILER_BYTES
 
 MIB = 1024**2
@@ -30,15 +31,20 @@ def value_of(number: int, size_bytes: int) -> bytes:
 class LogTier:
     """The descriptors of a tier. Values in files have checksums, which readers compare."""
 
-    def __init__(self, index: int, segment: int, *, sums: bool) -> None:
-        self.index, self.segment, self.sums = index, segment, sums
+    def __init__(self, index: int, segments: list[int], *, sums: bool) -> None:
+        self.index, self.segments, self.sums = index, segments, sums
+
+    @property
+    def segment(self) -> int:
+        """The segment of values that are not transient."""
+        return self.segments[0]
 
     def writer(self, budget_bytes: int = 64 * MIB) -> LogWriter:
         """Open the tier, as another process does after a kill."""
-        return LogWriter(self.index, [self.segment], budget_bytes=budget_bytes, sums=self.sums)
+        return LogWriter(self.index, self.segments, budget_bytes=budget_bytes, sums=self.sums)
 
     def reader(self, on_corrupt: Corrupt | None = None) -> LogReader:
-        return LogReader(self.index, [self.segment], verify=self.sums, on_corrupt=on_corrupt)
+        return LogReader(self.index, self.segments, verify=self.sums, on_corrupt=on_corrupt)
 
     def held(self, expected: Mapping[bytes, bytes]) -> set[bytes]:
         """Return which keys are held; their values are right."""
@@ -53,28 +59,29 @@ class LogTier:
         assert {key: size for key, size, _ in writer.entries()} == {key: len(value) for key, value in values.items()}
         assert writer.num_entries == len(values)
         assert writer.value_bytes == sum(map(len, values.values()))
-        pages: set[int] = set()
-        for _, place in IndexReader(self.index).entries():
-            end = place.offset + place.length + TRAILER_BYTES
-            pages.update(range(place.offset // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1))
-        allocated = os.fstat(self.segment).st_blocks * 512
-        assert len(pages) * PAGE_BYTES <= allocated <= (len(pages) + slack_pages) * PAGE_BYTES
+        for number, descriptor in enumerate(self.segments):
+            pages: set[int] = set()
+            for _, place in IndexReader(self.index).entries():
+                if place.segment == number:
+                    end = place.offset + place.length + TRAILER_BYTES
+                    pages.update(range(place.offset // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1))
+            allocated = os.fstat(descriptor).st_blocks * 512
+            assert len(pages) * PAGE_BYTES <= allocated <= (len(pages) + slack_pages) * PAGE_BYTES
 
 
 @contextmanager
 def tier_in_memory(*, sums: bool = False) -> Iterator[LogTier]:
-    descriptors = [os.memfd_create(name) for name in ("index", "segment")]
+    files = MemoryFiles()
     try:
-        yield LogTier(*descriptors, sums=sums)
+        yield LogTier(files.index, files.segments, sums=sums)
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        files.close()
 
 
 @contextmanager
 def tier_in_files(directory: Path) -> Iterator[LogTier]:
     files = TierFiles(directory)
     try:
-        yield LogTier(files.index, files.segments[0], sums=True)
+        yield LogTier(files.index, files.segments, sums=True)
     finally:
         files.close()

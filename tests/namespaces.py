@@ -43,9 +43,17 @@ class Container:
 
 
 @contextlib.contextmanager
-def container_running(target: Callable[..., None], *args: Any) -> Iterator[tuple[Container, Connection]]:
-    """Run a function as process 1 of a namespace of its own, with one end of a pipe as its last argument."""
-    with child_running(_start, target, args) as (process, pipe):
+def container_running(
+    target: Callable[..., None], *args: Any, shm_bytes: int = 0
+) -> Iterator[tuple[Container, Connection]]:
+    """Run a function as process 1 of a namespace of its own, with one end of a pipe as its last argument.
+
+    Args:
+        target: Run in the container.
+        args: Its first arguments.
+        shm_bytes: Size of a /dev/shm of its own, in a user namespace of its own; 0 for those of the test.
+    """
+    with child_running(_start, target, args, shm_bytes) as (process, pipe):
         pid = pipe.recv()
         if pid == 0:
             pytest.skip("this machine allows no PID namespaces")
@@ -56,8 +64,8 @@ def container_running(target: Callable[..., None], *args: Any) -> Iterator[tuple
             container.kill()
 
 
-def _start(target: Callable[..., None], args: tuple[Any, ...], pipe: Connection) -> None:
-    if not _try_unshare():
+def _start(target: Callable[..., None], args: tuple[Any, ...], shm_bytes: int, pipe: Connection) -> None:
+    if not _try_unshare(users=shm_bytes > 0):
         pipe.send(0)
         return
     ready, is_ready = os.pipe()
@@ -76,15 +84,18 @@ def _start(target: Callable[..., None], args: tuple[Any, ...], pipe: Connection)
     assert os.getpid() == 1
     if libc.mount(b"none", b"/", None, _MS_PRIVATE_TREE, None) == 0:
         libc.mount(b"proc", b"/proc", b"proc", 0, None)  # refused in some sandboxes: the one outside serves too
+    if shm_bytes:
+        assert libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={shm_bytes}".encode()) == 0
     target(*args, pipe)
 
 
-def _try_unshare() -> bool:
-    """Let the next child be process 1 of a namespace; as another user than root with the same user in it."""
+def _try_unshare(*, users: bool) -> bool:
+    """Let the next child be process 1 of a namespace; in a user namespace, which others than root need, with the same user."""
     user, group = os.geteuid(), os.getegid()
-    if ctypes.CDLL(None).unshare(_CLONE_NEWPID | _CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)):
+    users = users or user > 0
+    if ctypes.CDLL(None).unshare(_CLONE_NEWPID | _CLONE_NEWNS | (_CLONE_NEWUSER if users else 0)):
         return False
-    if user:
+    if users:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

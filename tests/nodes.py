@@ -7,11 +7,11 @@ import select
 import selectors
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from fake_sources import MemorySource
 from prefeed.config import Config
 from prefeed.core.actions import Outcome
-from prefeed.errors import StoreError
+from prefeed.errors import TierFullError
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.server.fetchers import CheckJob, CheckResult, Fetchers, Job, Result, check
 from prefeed.server.node import Answerer, Node
@@ -28,10 +28,13 @@ from prefeed.sources.learned import LearnedMapWriter
 from prefeed.sources.manifest_writer import build_manifest
 from prefeed.sources.posix import PosixSource
 from prefeed.sources.protocol import Source
+from prefeed.store.log import LogReader, LogWriter, stored_bytes
+from prefeed.store.memory import MemoryFiles
 from prefeed.types import Buffer
-from tier_contract import MemoryTier
 
 PLENTY = 1 << 30
+_SPARE_BYTES = 64 * 1024
+"""For the index and for pages in use in part, which take more than a 64th of a tier that has room for a few objects only."""
 
 
 class FakeClock:
@@ -136,48 +139,59 @@ class HandFetchers:
         return [job.ids for job in due]
 
 
-class RecordingTier(MemoryTier):
-    """A tier in a dict that can be told to refuse, and remembers what was asked of it.
+class RecordingTier(LogWriter):
+    """A memory tier that can be told to refuse, and remembers what was asked of it.
 
     Attributes:
         refusal: Raised by every call that stores.
-        deleted: Keys in the order in which they were to be deleted.
-        most_bytes: The most that it ever held.
-        groups: How many values each commit stored.
-        expected: Whether readers of other PID namespaces are expected, each time that was said.
-        sums: Of values, by key, that came with them.
+        deleted: Keys in the order in which they were to be freed.
+        most_bytes: The most that its values ever cost.
+        groups: How many values each call stored.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
-        super().__init__(capacity_bytes)
-        self.refusal: StoreError | None = None
+        self._files = MemoryFiles()
+        self.close = weakref.finalize(self, self._files.close)
+        super().__init__(self._files.index, self._files.segments, budget_bytes=_budget_for(capacity_bytes))
+        self._reader = LogReader(self._files.index, self._files.segments)
+        self.refusal: TierFullError | None = None
         self.deleted: list[bytes] = []
         self.most_bytes = 0
         self.groups: list[int] = []
-        self.expected: list[bool] = []
-        self.sums: dict[bytes, int] = {}
 
-    def expect_foreign_readers(self, are_expected: bool) -> None:
-        self.expected.append(are_expected)
+    @property
+    def descriptors(self) -> list[int]:
+        """The files of the tier."""
+        return self._files.descriptors
 
-    def set_capacity(self, capacity_bytes: int) -> None:
-        """The file system filled up."""
-        self._capacity_bytes = capacity_bytes
+    @property
+    def used_bytes(self) -> int:
+        """What the values cost."""
+        return sum(stored_bytes(size) for _, size, _ in self.entries())
 
-    def apply(
-        self,
-        puts: Sequence[tuple[bytes, Buffer, bool]],
-        deletes: Sequence[bytes],
-        sums: Mapping[bytes, int] = MappingProxyType({}),
-    ) -> None:
-        self.deleted += deletes
-        self.sums.update(sums)
-        if puts and self.refusal is not None:
-            super().apply([], deletes)
+    def get(self, key: bytes) -> bytes | None:
+        """Return a value as readers see it."""
+        return self._reader.get(key)
+
+    def put_many(self, items: Sequence[tuple[bytes, Buffer, bool]]) -> None:
+        if items and self.refusal is not None:
             raise self.refusal
-        super().apply(puts, deletes)
-        self.groups.append(len(puts))
+        self.budget_bytes += _SPARE_BYTES
+        try:
+            super().put_many(items)
+        finally:
+            self.budget_bytes -= _SPARE_BYTES
+        self.groups.append(len(items))
         self.most_bytes = max(self.most_bytes, self.used_bytes)
+
+    def free_many(self, keys: Sequence[bytes]) -> None:
+        self.deleted += keys
+        super().free_many(keys)
+
+
+def _budget_for(capacity_bytes: int) -> int:
+    """Return the budget of a tier whose values may cost so much."""
+    return -(-capacity_bytes * 64 // 63)
 
 
 @dataclass
@@ -320,6 +334,7 @@ def rig(
         node.close()
         for thread in set(threading.enumerate()) - before:
             thread.join(60)
+        tier.close()
         vars(made).clear()  # pytest keeps what a fixture returned, and with it the mapped manifests
 
 

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from leaks import SANDBOX_PREFIX, SHM, mount_points, processes, read_proc
+from leaks import SANDBOX_PREFIX, SHM, mount_points, parent_of, processes, read_proc
 from prefeed.config import Config
 
 SERVER_MODULE = b"prefeed.server"
@@ -74,8 +74,9 @@ def processes_of(sandbox: Sandbox) -> list[int]:
 
 
 def servers_of(sandbox: Sandbox) -> list[int]:
-    """Return the node servers that were started under the sandbox."""
-    return [pid for pid in processes_of(sandbox) if SERVER_MODULE in read_proc(pid, "cmdline").split(b"\0")]
+    """Return the node servers that were started under the sandbox, without the children that free their memory."""
+    found = [pid for pid in processes_of(sandbox) if SERVER_MODULE in read_proc(pid, "cmdline").split(b"\0")]
+    return [pid for pid in found if parent_of(pid) not in found]
 
 
 def end_all(pids: list[int]) -> None:

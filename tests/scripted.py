@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from leaks import wait_until
+from nodes import RecordingTier
 from prefeed.config import Config
+from prefeed.store.log import MIN_BUDGET_BYTES
+from prefeed.store.memory import NUM_FILES
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import listen_in, make_runtime_dir
 from prefeed.wire.frames import FrameReader, encode
@@ -28,14 +32,18 @@ class ScriptedServer:
     """Listens where the node server would.
 
     Attributes:
+        tier: Memory tier, whose descriptors clients get with the welcome.
+        num_descriptors: Number of descriptors that arrive; a client that may open no more files gets fewer.
         heard: What clients said, greetings left out; a plan's ids are in ``plans``, in order.
         script: Answers to what the defaults do not answer.
     """
 
     config: Config
-    store_dir: str = ""
-    instance: str = "one"
+    tier: RecordingTier = field(default_factory=lambda: RecordingTier(MIN_BUDGET_BYTES))
+    num_descriptors: int = NUM_FILES
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
     protocol: int = m.PROTOCOL
+    home: tuple[int, int] = (0, 0)
     settings: dict[str, str] = field(default_factory=dict)
     ends_at_hello: bool = False
     script: Script = lambda message: []
@@ -94,7 +102,14 @@ class ScriptedServer:
                     answers = self._answer(message)
                     if answers is None:
                         return
-                    client.sendall(b"".join(map(encode, answers)))
+                    self._send(client, answers)
+
+    def _send(self, client: socket.socket, answers: list[m.Message]) -> None:
+        data = b"".join(map(encode, answers))
+        if any(isinstance(answer, m.Welcome) for answer in answers):
+            socket.send_fds(client, [data], self.tier.descriptors[: self.num_descriptors])
+        else:
+            client.sendall(data)
 
     def _answer(self, message: m.AnyMessage) -> list[m.Message] | None:
         if isinstance(message, m.Hello):
@@ -103,7 +118,7 @@ class ScriptedServer:
                 return None
             if self.protocol != message.protocol:
                 return [m.Refused("version-mismatch", "another protocol")]
-            return [m.Welcome("0", os.getpid(), self.store_dir, self.instance, settings=self.settings)]
+            return [m.Welcome("0", os.getpid(), self.instance, settings=self.settings, home=self.home)]
         if isinstance(message, m.RegisterPlan) or (isinstance(message, m.ExtendPlan) and message.ids_file):
             dtype = np.uint32 if message.ids_file.endswith(".u32") else np.int64
             self.plans.append(np.fromfile(message.ids_file, dtype=dtype).tolist())

@@ -241,10 +241,10 @@ class Config:
         factory=default_home,
     )
     memory: int | None = _setting(
-        _optional_bytes, None, "bytes of tmpfs the memory tier may take; auto = half of the smallest of RAM, "
-        "control-group limit and free space"
+        _optional_bytes, None, "bytes of memory that the memory tier and stage caches may take; auto = half of the smallest "
+        "of RAM and control-group limits"
     )  # fmt: skip
-    memory_dir: Path = _setting(_path, Path("/dev/shm"), "tmpfs directory that holds the memory tier")
+    memory_dir: Path = _setting(_path, Path("/dev/shm"), "tmpfs directory that holds stage caches")
     disk: DiskBudget = _setting(
         parse_disk,
         DiskBudget(),

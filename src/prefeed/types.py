@@ -286,8 +286,8 @@ class ServerStatus:
         pid: Process id of the server.
         version: Version of the prefeed package that the server runs.
         home: Home directory of the server.
-        store: Directory of the memory tier.
-        on_tmpfs: False if the memory tier is a directory on disk because memory was not available.
+        store: Directory of stage caches in memory.
+        on_tmpfs: False if that directory is on disk because no tmpfs had room.
         uptime_seconds: Time since the start, in seconds.
         clients: Open connections.
         plans: Registered plans.

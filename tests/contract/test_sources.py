@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -202,22 +201,25 @@ class QuickSource:
         )
         self._size_of = size_of
         self._lock = threading.Lock()
-        self._memory = mmap.mmap(-1, 4_000_000)
-        self._client = QuickClient(self._memory)
+        self._data = b""
+        self._client = QuickClient(self._keep)
         self._is_closed = False
         origin = source.quick_origin()
         assert origin is not None
         self._client.add_origin(0, origin)
 
+    def _keep(self, _number: int, data: memoryview) -> None:
+        self._data = bytes(data)
+
     def fetch(self, path: str) -> FetchedObject:
         size = self._size_of(path)
         with self._lock:
-            self._client.fetch(0, 0, self.source.quick_target(path), 0, size)
+            self._client.fetch(0, 0, self.source.quick_target(path), size)
             arrivals = []
             while not arrivals:
                 arrivals = self._client.step(60.0)
             (arrival,) = arrivals
-            data = self._memory[arrival.start : arrival.start + size]
+            data = self._data
         if arrival.failure:
             error = self.source.quick_failure(path, arrival.failure)
             if error is None:
@@ -230,7 +232,6 @@ class QuickSource:
         if not self._is_closed:
             self._is_closed = True
             self._client.close()
-            self._memory.close()
         self.source.close()
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ import servers
 import warm
 from leaks import wait_until
 from limits import set_limits
-from prefeed.client.node import NodeClient
-from prefeed.config import resolve
-from prefeed.store.reader import TierReader
 
 NUM_OBJECTS = 400
 OBJECT_BYTES = 39_000
@@ -129,27 +125,6 @@ def test_half_the_dataset(
     statistics = prefeed.statistics()
     assert statistics.resident_bytes + statistics.transient_bytes <= statistics.budget_bytes
     assert statistics.best_hit_ratio == pytest.approx(0.5, abs=0.15)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_tier_that_takes_nothing_more_makes_no_second_request(
-    root: Path, server: servers.FileServer, num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A reader held up inside a batch pins every page that is freed: what comes then waits for its reader elsewhere."""
-    monkeypatch.setenv("PREFEED_MEMORY", str(NUM_OBJECTS * OBJECT_BYTES // 2))
-    loader = loader_of(prefeed.datasets.Objects(server.url), num_workers=num_workers)
-    batches, seen = iter(loader), []
-    with NodeClient.connect(resolve(), autostart=False) as node:
-        store = node.status().store
-    for _ in range(NUM_OBJECTS // 8 // 2):
-        seen += next(batches)
-    with closing(TierReader(store)) as reader, reader.batch():
-        for _ in range(NUM_OBJECTS // 8 // 2 - 1):  # after the last one the next epoch's head would be fetched
-            seen += next(batches)
-        assert prefeed.statistics().errors["tier-full"] > 0, "nothing was pinned: the test tests nothing"
-    assert len(set(seen)) == len(seen) == NUM_OBJECTS - 8
-    assert max(fetched(server).values()) == 1
-    assert prefeed.statistics().direct_reads == 0
 
 
 def test_evaluation_in_another_process_shares(root: Path, server: servers.FileServer) -> None:

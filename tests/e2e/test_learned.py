@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,8 +162,6 @@ def test_next_run_knows(source: Path, sandbox: Sandbox, num_workers: int) -> Non
         assert slow.opens() == NUM_SLOW_SAMPLES
 
         end_all(servers_of(sandbox))
-        for directory in sandbox.memory_dir.iterdir():
-            shutil.rmtree(directory)
         hits, late, misses, direct = run_epoch(slow, num_workers=num_workers)
         assert hits + late + misses == NUM_SLOW_SAMPLES
         assert misses <= 0.01 * NUM_SLOW_SAMPLES

@@ -21,7 +21,7 @@ from counting import counting
 from cover import crossed
 from prefeed.client import lending, part_costs
 from prefeed.client.lending import CostMeter
-from prefeed.store.reader import ReadBatch
+from prefeed.store.log import LogReader
 from prefeed.torch import attachment
 from sandbox import Sandbox, end_all, servers_of
 from slow_files import SlowDirectory, slow_files
@@ -141,20 +141,14 @@ def loader_of(dataset: Any, cls: Any = prefeed.DataLoader, **kwargs: Any) -> Any
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of what readers of this process have copied out of the tier by parts."""
     sizes: list[int] = []
-    read, read_into = ReadBatch.read, ReadBatch.read_into
+    read_into = LogReader.read_into
 
-    def count_read(batch: Any, key: bytes, start: int, size: int) -> Any:
-        found = read(batch, key, start, size)
-        sizes.append(len(found or b""))
-        return found
-
-    def count_into(batch: Any, key: bytes, start: int, target: memoryview) -> Any:
-        found = read_into(batch, key, start, target)
+    def count_into(reader: LogReader, key: bytes, target: memoryview, start: int = 0) -> int | None:
+        found = read_into(reader, key, target, start)
         sizes.append(found or 0)
         return found
 
-    monkeypatch.setattr(ReadBatch, "read", count_read)
-    monkeypatch.setattr(ReadBatch, "read_into", count_into)
+    monkeypatch.setattr(LogReader, "read_into", count_into)
     return sizes
 
 

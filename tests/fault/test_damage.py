@@ -1,4 +1,4 @@
-"""Files of a home and of the memory tier are damaged between two runs: the next server comes up, and every byte is right."""
+"""Files of a home and of stage caches in memory are damaged between two runs: the next server comes up, and every byte is right."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ import pytest
 import prefeed
 from e2e.parity import make_session
 from limits import set_limits
-from prefeed.config import resolve
-from prefeed.store.layout import PAGE_BYTES
 from process.children import child_running
 from process.conditions import kill, server_pid, wait_for
 from sandbox import Sandbox
@@ -145,39 +143,9 @@ def test_every_file(root: Path, sandbox: Sandbox, way: Way) -> None:
         way(path, random.Random(path.name))  # the same damage to a file, whatever other files there are
     train(root, session)
     assert server_pid() != pid
-    assert prefeed.statistics().errors["store-damaged"] >= 1
-    log = (resolve().runtime_dir / "server.log").read_text()
-    assert log.count("the memory tier in") == 1
-
-
-def _break_trees(data: Path) -> None:
-    """Pages of trees are of no kind any more."""
-    with data.open("r+b") as file:
-        for at in range(2 * PAGE_BYTES, data.stat().st_size, PAGE_BYTES):
-            file.seek(at + 10)
-            if int.from_bytes(file.read(2), "little") in (1, 2):
-                file.seek(at + 10)
-                file.write(b"\0\0")
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_damage_that_readers_meet(root: Path, sandbox: Sandbox, num_workers: int) -> None:
-    """Under a server that runs, and writes nothing: they read the origin and say so, and it begins anew, once."""
-    objects = prefeed.datasets.Objects(root)
-    expected = [path.read_bytes() for path in sorted(root.iterdir())]
-    loader = prefeed.DataLoader(
-        objects, batch_size=4, collate_fn=list, num_workers=num_workers, persistent_workers=num_workers > 0
-    )
-    assert [bytes(data) for batch in loader for data in batch] == expected
-    pid = server_pid()
-    _break_trees(next(sandbox.memory_dir.glob("prefeed-*/data.mdb")))
-    for _ in range(2):
-        assert [bytes(data) for batch in loader for data in batch] == expected
-    assert prefeed.statistics().errors["store-damaged"] == 1
-    hits = prefeed.statistics().hits
-    assert [bytes(data) for batch in loader for data in batch] == expected
-    wait_for(lambda: prefeed.statistics().hits - hits >= NUM_FILES, "hits")
-    assert server_pid() == pid
+    found = prefeed.statistics()
+    is_noticed = found.errors.get("store-damaged", 0) + found.disk.corrupt > 0
+    assert is_noticed == (way is not _directory)  # a directory in the place of a file is a file that is not there
 
 
 def _read_both(root: Path, pipe: Connection) -> None:
@@ -197,18 +165,17 @@ def read_both(root: Path) -> int:
     return prefeed.statistics().hits - hits
 
 
-@pytest.mark.parametrize("removed", ["data.mdb", "."])
-def test_a_memory_tier_whose_files_are_removed(root: Path, sandbox: Sandbox, removed: str) -> None:
-    """Under a server that runs: the next job has it made again, and the job after that has hits only."""
+@pytest.mark.parametrize("removed", ["index", "segment", "store", "."])
+def test_files_in_memory_that_are_removed(root: Path, sandbox: Sandbox, removed: str) -> None:
+    """Under a server that runs: the objects are still there, for they are in no file; the stage cache is made again."""
     read_both(root)
     assert read_both(root) == NUM_FILES
     pid = server_pid()
-    for path in sandbox.memory_dir.glob(f"prefeed-*/{removed}"):
+    for path in list(sandbox.memory_dir.glob(f"prefeed-*/**/{removed}")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    read_both(root)
+    assert read_both(root) == NUM_FILES
     assert read_both(root) == NUM_FILES
     assert server_pid() == pid
-    assert "its files were removed" in (resolve().runtime_dir / "server.log").read_text()
 
 
 @pytest.mark.skipif("DAMAGE_TRIALS" not in os.environ, reason="for whoever looks for more")

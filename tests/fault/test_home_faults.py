@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from torchvision import datasets as torchvision_datasets
 
 import prefeed
 from e2e.images import Augment, make_image_folder
+from e2e.stages import Files, Log, values, write_files
 from e2e.steps import Setup, assert_same, observe, seed_all
 from leaks import wait_until
 from prefeed import errors
@@ -31,8 +33,8 @@ from prefeed.jobs.records import JobRecord, JobRecords
 from prefeed.sampleset.records import remove_deleted
 from prefeed.server.main import disk_notice
 from prefeed.sources.library import ManifestLibrary
-from prefeed.store.layout import PAGE_BYTES
 from prefeed.store.node_directory import name_of
+from prefeed.system.memory import read_memory
 from prefeed.wire import messages as m
 from process.conditions import kill, server_pid
 from sandbox import Sandbox, servers_of
@@ -147,10 +149,10 @@ def test_what_its_user_has_in_a_home_stays(root: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("directory", ["/proc/none", "/proc"])
 def test_memory_directory_that_cannot_be_used(root: Path, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tier falls back to the home, with one line that names what to set; nothing else changes."""
+    """Stage caches go to the home, with one line that names what to set; nothing else changes."""
     monkeypatch.setenv("PREFEED_MEMORY_DIR", directory)
     assert_trains(root)
-    assert "goes to" in notices_of_the_server()
+    assert "stage caches go to" in notices_of_the_server()
     assert "PREFEED_MEMORY_DIR" in notices_of_the_server()
     with NodeClient.connect(resolve(), autostart=False) as node:
         status = node.status()
@@ -161,24 +163,15 @@ def test_memory_directory_that_cannot_be_used(root: Path, directory: str, monkey
 def test_more_memory_than_there_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line, and the tier takes what it may."""
     monkeypatch.setenv("PREFEED_MEMORY", "4000TiB")
-    # On a small file system, that the test takes little: what is free there bounds the tier.
-    small = _small_tmpfs_of(resolve().memory_dir)
-    monkeypatch.setenv("PREFEED_MEMORY_DIR", str(small))
-    try:
-        assert_trains(root)
-        cuts = [line for line in notices_of_the_server().splitlines() if "memory cut from" in line]
-        assert len(cuts) == 1
-        assert "4096000.00 GiB" in cuts[0]
-        budget = prefeed.statistics().budget_bytes
-        assert 0 < budget <= 300 * 1024**2
-        with NodeClient.connect(resolve(), autostart=False) as node:
-            node.stop()
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    assert_trains(root)
+    cuts = [line for line in notices_of_the_server().splitlines() if "memory cut from" in line]
+    assert len(cuts) == 1
+    assert "4096000.00 GiB" in cuts[0]
+    assert 0 < prefeed.statistics().budget_bytes < read_memory().limit_bytes
 
 
 def test_full_memory_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tmpfs without room, as in a container without --shm-size: the tier lies on disk, and the line says so."""
+    """A tmpfs without room, as in a container without --shm-size: stage caches go to disk, and the line says so."""
     small = _small_tmpfs_of(resolve().memory_dir, size="1m")
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(small))
     try:
@@ -188,32 +181,40 @@ def test_full_memory_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert (small / "others").read_bytes() == bytes(900_000)
         with NodeClient.connect(resolve(), autostart=False) as node:
             assert not node.status().on_tmpfs
+            assert node.statistics().hits > 0
             node.stop()
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_a_tier_on_disk_is_compared_with_its_sums_and_goes_when_there_is_room(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+def test_stage_caches_on_disk_begin_empty_and_go_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within one boot: what a power cut, or a volume made from a snapshot, left of it has the name that the next server looks for."""
+    """Those for memory have no sums: what a power cut left of them is not to be read."""
     small = _small_tmpfs_of(resolve().memory_dir, size="1m")
     monkeypatch.setenv("PREFEED_MEMORY_DIR", str(small))
-    nodes = resolve().home / "nodes"
+    nodes, files = resolve().home / "nodes", write_files(tmp_path / "files", 20)
+    right = [(index, index) for index in range(20)]
+
+    def num_made() -> int:
+        log = Log(tmp_path / "log")
+        cached = prefeed.CachedDataset(Files(files, 20, log))
+        assert values(cached[index] for index in range(20)) == right
+        made = len(log.take())
+        del cached
+        gc.collect()
+        return made
+
     try:
-        for damaged in (False, True):
-            assert_trains(root, 0)
-            [data] = nodes.glob("*/prefeed-*/data.mdb")
-            assert prefeed.statistics().errors.get("store-damaged", 0) == damaged
-            kill(server_pid())
-            prefeed.datasets._readers.close()
-            content = data.read_bytes()
-            half = len(content) // 2 // PAGE_BYTES * PAGE_BYTES
-            data.write_bytes(content[: 2 * PAGE_BYTES] + bytes(half) + content[2 * PAGE_BYTES + half :])
+        assert [num_made(), num_made()] == [20, 0]
+        assert len(list(nodes.glob("*/prefeed-*/sessions/*/*/store/segment"))) == 1
+        kill(server_pid())
+        assert num_made() == 20
+        kill(server_pid())
         left = nodes / name_of(1) / "prefeed-of-a-killed-server"
         left.mkdir(parents=True)
         subprocess.run(["mount", "-o", "remount,size=400m", str(small)], check=True)
-        assert_trains(root, 0)
+        assert num_made() == 20
         with NodeClient.connect(resolve(), autostart=False) as node:
             assert node.status().on_tmpfs
             assert list(nodes.glob("*/prefeed-*")) == []
@@ -222,7 +223,7 @@ def test_a_tier_on_disk_is_compared_with_its_sums_and_goes_when_there_is_room(
         subprocess.run(["umount", str(small)], check=True)
 
 
-def _small_tmpfs_of(parent: Path, size: str = "300m") -> Path:
+def _small_tmpfs_of(parent: Path, size: str) -> Path:
     directory = parent / "small"
     directory.mkdir()
     mounted = subprocess.run(

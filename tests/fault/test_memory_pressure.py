@@ -80,15 +80,15 @@ def small(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_limit_of_the_address_space_gives_a_smaller_tier(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_address_space_is_smaller_than_the_tiers_serves(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFEED_MEMORY", "2GiB")
     monkeypatch.setenv("PREFEED_DISK", "8GiB")
-    line = 'ulimit -v 4000000; exec "$0" -m prefeed server start'
+    line = 'ulimit -v 1500000; exec "$0" -m prefeed server start'
     started = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, check=False)
     assert started.returncode == 0, started.stderr
-    assert "memory cut from 2.00 GiB" in started.stderr
-    assert "the disk tier cut from" in started.stderr
-    assert started.stderr.count("`ulimit -v`") == 2
+    assert "ulimit" not in started.stderr
     assert read_all(small)
     assert read_all(small)
     assert prefeed.statistics().hits == 24
@@ -102,15 +102,12 @@ def _read_under_limit(root: Path, pipe: Connection) -> None:
     pipe.send((read_all(root), said.getvalue()))
 
 
-def test_a_reader_whose_address_space_is_too_small_for_the_tier_names_the_limit(
+def test_a_reader_whose_address_space_is_smaller_than_the_tier_hits(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFEED_MEMORY", "512MiB")
     assert read_all(small)
     with child_running(_read_under_limit, small) as (process, pipe):
-        is_right, said = pipe.recv()
+        assert pipe.recv() == (True, "")
         process.join()
-    assert is_right
-    assert "cannot open the node's memory tier" in said
-    assert "`ulimit -v`" in said
-    assert "container" not in said
+    assert prefeed.statistics().hits == 24

@@ -161,8 +161,11 @@ def test_disk_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken_bytes(tmp_path / "disk") <= 64 * MIB
 
 
-@pytest.mark.parametrize("damage", ["bytes", "cut", "garbage"])
-def test_damaged_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("segment", "bytes"), ("segment", "cut"), ("segment", "garbage"), ("index", "cut"), ("index", "garbage")],
+)
+def test_damaged_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: str) -> None:
     """What is wrong on disk is made again, not served."""
     cached = spilling(monkeypatch, tmp_path / "disk", disk="64MiB", count=30)
     expected = rows(cached)
@@ -170,7 +173,7 @@ def test_damaged_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: s
     assert cached.get_stat().num_disk_cached > 20
     cached.close()
     stop_server()
-    (store,) = (tmp_path / "disk").glob(f"**/sessions/{session}/**/data.mdb")
+    (store,) = (tmp_path / "disk").glob(f"**/sessions/{session}/**/store/{name}")
     spoil(store, damage)
     again = prefeed.CachedDataset(noise(30), prefeed.DatasetCache(session, size=1, spilling=True))
     for _ in range(2):
@@ -182,7 +185,7 @@ def spoil(path: Path, damage: str) -> None:
     size = path.stat().st_size
     with path.open("r+b") as file:
         if damage == "cut":
-            file.truncate(2 * MIB)
+            file.truncate(min(2 * MIB, size // 2))
         elif damage == "garbage":
             file.write(os.urandom(size))
         else:

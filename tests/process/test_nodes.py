@@ -20,7 +20,7 @@ from unit.sampleset.documents import sample_job, sample_set
 
 
 def test_a_node_serves_a_job_and_two_trainings_and_leaves_nothing(sandbox: Sandbox) -> None:
-    """Both trainings read at the same time: before and while there is no server, and from the tier that the next one finds."""
+    """Both trainings read at the same time: before and while there is no server, and once the next one has begun with an empty tier."""
     origin = write_files(sandbox.root / "origin", FILES)
     photos = sample_set("photos", source={"uri": str(origin)}, cache={"levels": LEVELS})
     photos["metadata"]["annotations"] = {MODE: NODE}
@@ -56,7 +56,10 @@ def test_a_node_serves_a_job_and_two_trainings_and_leaves_nothing(sandbox: Sandb
         read(*trainings)
         server.start(SIDECAR)
         read(*trainings)
-        assert counts(server) == {"hits": 48, "origin_requests": 0, "resident_objects": 24}
+        found = counts(server)
+        assert (found["origin_requests"], found["resident_objects"]) == (24, 24), "its memory was empty"
+        read(*trainings)
+        assert counts(server) == {**found, "hits": found["hits"] + 48}
         assert server.stop(SIDECAR) == 0
     operator.carrier._reports = lambda _: {"photos-runtime-0": report}
     operator.settle()

@@ -6,28 +6,29 @@ import contextlib
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 from xxhash import xxh3_64_digest
 
 from cover import crossed
 from leaks import wait_until
-from prefeed.store.batches import write_in_turn
-from prefeed.store.shared import SharedTier, remove_store
+from log_tiers import key_of, value_of
+from prefeed.store.index import Place
+from prefeed.store.shared import SharedTier
+from prefeed.store.shared_files import Trimmed, try_trim
 from prefeed.system import locks
 from process.children import child_running
 from sandbox import Sandbox
-from tier_contract import key_of, value_of
 
 MIB = 1024**2
-LIMIT_BYTES = 24 * MIB
+LIMIT_BYTES = 256 * MIB
 NUM_KEYS = 500
 SIZE = 50_000
 
@@ -47,7 +48,7 @@ def tier(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[SharedTie
 
 def _row(key: bytes, rng: random.Random) -> bytes:
     """Return a value that shows whether it is whole, and whose it is."""
-    body = rng.randbytes(rng.randrange(100, 60_000))
+    body = rng.randbytes(rng.randrange(100, 6_000))
     return xxh3_64_digest(key + body) + body
 
 
@@ -65,8 +66,8 @@ def _read_and_write(tier: SharedTier, seed: int, rounds: int, found: list[tuple[
             hits += len(held)
             torn += sum(not _is_whole(key, view) for key, view in held)
         tier.put_many([(key, _row(key, rng)) for key in keys])
-        if rng.random() < 0.1:
-            tier.delete_many(keys[:3])
+        if rng.random() < 0.02:
+            tier.empty()
     found.append((hits, torn))
 
 
@@ -93,7 +94,7 @@ def _check(tier: SharedTier) -> None:
         sizes = [len(view) for _, view in held]
     found = tier.statistics()
     assert (found.entries, found.value_bytes, found.corrupt) == (len(sizes), sum(sizes), 0)
-    assert sum(path.stat().st_blocks * 512 for path in tier.directory.iterdir()) <= LIMIT_BYTES
+    assert sum(path.stat().st_blocks * 512 for path in tier.directory.rglob("*")) <= LIMIT_BYTES
 
 
 def test_many_read_and_write_at_once(tier: SharedTier) -> None:
@@ -126,7 +127,10 @@ def test_killed_at_any_instant_the_others_continue(tier: SharedTier) -> None:
                     started[0][1].recv()
                 for process, _ in started:  # at whatever instruction the signals find them
                     process.kill()
-            assert tier.put_many([(key_of(number), _row(key_of(number), rng))]) == 1
+            row = (key_of(number), _row(key_of(number), rng))
+            assert wait_until(
+                lambda row=row: tier.put_many([row]) == 1, timeout_seconds=60
+            )  # it may be emptied meanwhile
             while survivor.poll():
                 survivor.recv()
             survivor.recv()
@@ -136,10 +140,10 @@ def test_killed_at_any_instant_the_others_continue(tier: SharedTier) -> None:
 
 def _stay_inside(tier: SharedTier, pipe: Connection) -> None:
     tier.put_many([(key_of(0), b"before")])
-    shared = tier._attach_to_write()
-    assert shared is not None
-    with write_in_turn(shared) as txn:
-        txn.put(key_of(0), b"half done", db=shared.tables[0])
+    files = tier._opened()
+    assert files is not None
+    with files.turn() as index:
+        index.put(key_of(9), Place(2**40, 100, 0, 0))  # half done: nothing is there
         pipe.send("inside")
         threading.Event().wait()
 
@@ -163,7 +167,6 @@ def _put_when_told(tier: SharedTier, number: int, pipe: Connection) -> None:
 
 
 def test_who_writes_and_who_waits_killed_at_once_leave_the_turn_to_the_others(tier: SharedTier) -> None:
-    """LMDB's mutex wakes one of those who wait, who may be dead: nobody waits there."""
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(child_running(_put_when_told, tier, number)) for number in range(1, 4)]
         assert [pipe.recv() for _, pipe in waiting] == ["open"] * 3
@@ -176,6 +179,7 @@ def test_who_writes_and_who_waits_killed_at_once_leave_the_turn_to_the_others(ti
             process.kill()
         assert [pipe.recv() for _, pipe in waiting[1:]] == ["stored"] * 2
     assert [tier.get(key_of(number)) for number in range(4)] == [b"before", b"before", b"after", b"after"]
+    assert tier.get(key_of(9)) is None
 
 
 def _fork_while_inside(tier: SharedTier, pipe: Connection) -> None:
@@ -215,6 +219,12 @@ def test_all_make_the_store_at_once(tier: SharedTier) -> None:
     assert [tier.get(key_of(number)) for number in range(6)] == [value_of(number, SIZE) for number in range(6)]
 
 
+def remove(directory: Path) -> None:
+    """Drop a store, as the server does."""
+    gone = directory.rename(directory.with_name("gone"))
+    shutil.rmtree(gone)
+
+
 def _put_until_removed(tier: SharedTier, pipe: Connection) -> None:
     row = key_of(0), value_of(0, SIZE)
     assert wait_until(lambda: tier.put_many([row]) > 0, timeout_seconds=60)  # the other one may be opening the store
@@ -224,7 +234,7 @@ def _put_until_removed(tier: SharedTier, pipe: Connection) -> None:
         number += 1
         pipe.send(number)
     pipe.send(None)
-    pipe.send((tier.get(key_of(1)), f"{tier.directory}/data.mdb" in Path("/proc/self/maps").read_text()))
+    pipe.send((tier.get(key_of(1)), f"{tier.directory}/store/segment" in Path("/proc/self/maps").read_text()))
 
 
 def test_a_store_removed_under_its_writers_stays_removed(tier: SharedTier) -> None:
@@ -235,7 +245,7 @@ def test_a_store_removed_under_its_writers_stays_removed(tier: SharedTier) -> No
             pipes = [stack.enter_context(child_running(_put_until_removed, tier))[1] for _ in range(2)]
             for pipe in pipes:
                 pipe.recv()
-            remove_store(tier.directory)
+            remove(tier.directory)
             for pipe in pipes:
                 while pipe.recv() is not None:
                     pass
@@ -243,23 +253,18 @@ def test_a_store_removed_under_its_writers_stays_removed(tier: SharedTier) -> No
             assert not tier.directory.exists()
 
 
-def _grow_and_fill(tier: SharedTier, pipe: Connection) -> None:
-    tier.grow(3 * LIMIT_BYTES)
-    count = 600
-    while stored := tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(count, count + 8)]):
-        count += stored
-    pipe.send(count)
+def _put_when_grown(tier: SharedTier, pipe: Connection) -> None:
+    pipe.send(tier.put_many([(key_of(1), value_of(1, SIZE))]))
+    tier.grow(LIMIT_BYTES)
+    pipe.send(tier.put_many([(key_of(1), value_of(1, SIZE))]))
 
 
-def test_growth_is_seen_by_who_has_the_store_open(tier: SharedTier) -> None:
-    assert tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(10)]) == 10
-    with child_running(_grow_and_fill, tier) as (_, pipe):
-        count = pipe.recv()
-    assert (count - 600) * SIZE > 2 * LIMIT_BYTES
-    assert tier.get(key_of(count - 1)) == value_of(count - 1, SIZE)
-    tier.delete_many([key_of(i) for i in range(600, 700)])
-    assert tier.put_many([(key_of(2), b"two")]) == 1
-    assert tier.get(key_of(2)) == b"two"
+def test_a_process_fills_the_store_up_to_its_own_limit(tier: SharedTier) -> None:
+    assert tier.put_many([(key_of(0), value_of(0, SIZE))]) == 1
+    narrow = SharedTier(tier.directory, limit_bytes=2 * SIZE, on_disk=tier._on_disk)
+    with child_running(_put_when_grown, narrow) as (_, pipe):
+        assert [pipe.recv(), pipe.recv()] == [0, 1]
+    assert tier.get(key_of(1)) == value_of(1, SIZE)
 
 
 # ---------------------------------------------------------------- fork and spawn
@@ -291,39 +296,87 @@ def test_one_used_before_is_used_in_a_child_too(tier: SharedTier, method: str, w
         assert pipe.recv() == value_of(6, SIZE)
 
 
-def _leave_inherited_batch(tier: SharedTier, batch: Any, pipe: Connection) -> None:
-    batch.__exit__(None, None, None)
-    pipe.send((tier.get(key_of(0)), tier.put_many([(key_of(0), b"of the child")])))
-
-
-def test_a_child_forked_inside_a_batch_takes_nothing_from_it(tier: SharedTier) -> None:
-    tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(300)])
-    with tier.batch() as batch:
-        (view,) = batch.get_views([key_of(0)])
-        with child_running(_leave_inherited_batch, tier, batch) as (process, pipe):
-            assert pipe.recv() == (None, 0), "to it the store is empty"
-            process.join()
-            assert process.exitcode == 0
-        tier.delete_many([key_of(i) for i in range(300)])
-        for i in range(20):
-            tier.put_many([(key_of(1000 + i), b"\xff" * SIZE)])
-        assert view == value_of(0, SIZE)
-    assert tier.put_many([(key_of(0), b"new")]) == 1
-
-
 def _hold_the_batch(tier: SharedTier, pipe: Connection) -> None:
     with tier.batch() as batch:
-        pipe.send(batch.get_view(key_of(0)) is not None)
+        view = batch.get_view(key_of(0))
+        assert view is not None
+        pipe.send(bytes(view))
+        pipe.recv()
+        pipe.send(bytes(view))
         threading.Event().wait()
 
 
-def test_a_killed_reader_pins_no_pages_for_long(tier: SharedTier) -> None:
-    count = 0
-    while stored := tier.put_many([(key_of(i), value_of(i, SIZE)) for i in range(count, count + 8)]):
-        count += stored
+def test_a_reader_that_is_suspended_keeps_its_views(tier: SharedTier) -> None:
+    """Its value is replaced, the store is emptied and filled again, and removed: what it looks at stays."""
+    tier.put_many([(key_of(0), value_of(0, SIZE))])
     with child_running(_hold_the_batch, tier) as (process, pipe):
-        assert pipe.recv()
+        assert pipe.recv() == value_of(0, SIZE)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        assert tier.put_many([(key_of(0), value_of(1, SIZE))]) == 1
+        assert not try_trim(tier.directory, on_disk=tier._on_disk).is_done
+        tier.empty()
+        assert tier.put_many([(key_of(i), value_of(2, SIZE)) for i in range(20)]) == 20
+        remove(tier.directory)
+        os.kill(process.pid, signal.SIGCONT)
+        pipe.send("look again")
+        assert pipe.recv() == value_of(0, SIZE)
+
+
+def test_space_of_replaced_values_and_killed_writers_comes_back(tier: SharedTier) -> None:
+    values = {key_of(i): value_of(i, SIZE) for i in range(20)}
+    for _ in range(3):
+        assert tier.put_many(list(values.items())) == 20
+    with child_running(_hold_the_batch, tier) as (process, pipe):
+        pipe.recv()
+        tier.close()
+        assert not try_trim(tier.directory, on_disk=tier._on_disk).is_done
         process.kill()
         process.join()
-    for number in range(count):
-        assert tier.put_many([(key_of(number), value_of(number + 1, SIZE))]) == 1
+    files = tier._opened()
+    assert files is not None
+    tier._take_places(files, [10 * SIZE])  # of a writer that was killed before it wrote
+    del files
+    tier.close()
+    assert try_trim(tier.directory, on_disk=tier._on_disk) == Trimmed(is_done=True)
+    found = tier.statistics()
+    assert (found.entries, found.value_bytes) == (20, 20 * SIZE)
+    assert 20 * SIZE < found.stored_bytes < 22 * SIZE + 200_000
+    assert {key: tier.get(key) for key in values} == values
+
+
+def _empty_forever(tier: SharedTier, pipe: Connection) -> None:
+    while True:
+        tier.put_many([(key_of(9), value_of(9, SIZE))])
+        tier.empty()
+        pipe.send(None)
+
+
+def _put_forever(tier: SharedTier, number: int, pipe: Connection) -> None:
+    while True:
+        SharedTier(tier.directory, limit_bytes=LIMIT_BYTES, on_disk=tier._on_disk).put_many(
+            [(key_of(number), value_of(number, SIZE))]
+        )
+        pipe.send(None)
+
+
+def test_views_stay_right_while_others_empty_and_make_the_store(tier: SharedTier) -> None:
+    """A store that is made anew writes nothing over what is looked at."""
+    numbers = (1, 2, 9)
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(child_running(_put_forever, tier, number)) for number in (1, 2)]
+        started += [stack.enter_context(child_running(_empty_forever, tier)) for _ in range(2)]
+        found = 0
+        while found < 1000:
+            with tier.batch() as batch:
+                views = {number: batch.get_view(key_of(number)) for number in numbers}
+                for _, pipe in started:  # something has happened since
+                    pipe.recv()
+                    while pipe.poll():
+                        pipe.recv()
+                for number, view in views.items():
+                    if view is not None:
+                        found += 1
+                        assert view == value_of(number, SIZE)
+        for process, _ in started:
+            process.kill()

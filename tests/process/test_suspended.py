@@ -26,7 +26,7 @@ from prefeed.errors import PackOccupiedError, ServerUnavailableError
 from prefeed.packing.journal import Journal
 from prefeed.sources.manifest import COLUMNS, Manifest
 from prefeed.stage_cache.cache_store import CacheName, CacheStore
-from prefeed.store import shared_writer
+from prefeed.store import shared
 from prefeed.store.shared import SharedTier
 from prefeed.system import locks
 from prefeed.torch.loader import _attachment_of
@@ -78,18 +78,18 @@ def tier(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[SharedTie
 def _write_and_stop(tier: SharedTier, where: str, pipe: Pipe) -> None:
     """Put a value, and be suspended in the midst of it."""
     if where == "in the turn":
-        before = shared_writer.SharedWriter._store
-
-        def store(self: Any, *args: Any) -> int:
+        files = tier._opened()
+        assert files is not None
+        with files.turn():
             suspend_myself()
-            return before(self, *args)
+    elif where == "between two turns":
+        before = shared.write_parts
 
-        shared_writer.SharedWriter._store = store  # type: ignore[method-assign]
-    elif where == "between turn and transaction":
-        shared = tier._attach_to_write()
-        assert shared is not None
-        with shared.turn.hold():
+        def write(*args: Any) -> None:
+            before(*args)
             suspend_myself()
+
+        shared.write_parts = write
     else:
         with tier.batch() as batch:
             view = batch.get_view(key_of(0))
@@ -100,15 +100,14 @@ def _write_and_stop(tier: SharedTier, where: str, pipe: Pipe) -> None:
     pipe.send(tier.put_many([(key_of(1), value_of(1, 50_000))]))
 
 
-@pytest.mark.parametrize("where", ["in the turn", "between turn and transaction"])
-def test_who_has_the_turn_to_write(tier: SharedTier, where: str) -> None:
+def test_who_has_the_turn_to_write(tier: SharedTier) -> None:
     """Others read on, store nothing, and go on storing when he has woken up and ended what he began."""
-    with suspended(_write_and_stop, tier, where) as (pid, pipe):
+    with suspended(_write_and_stop, tier, "in the turn") as (pid, pipe):
         assert tier.put_many([(key_of(1), value_of(2, 50_000)), (key_of(2), value_of(2, 50_000))]) == 0
         assert tier.is_kept_busy()
         assert tier.get(key_of(0)) == value_of(0, 1000)
         assert tier.get(key_of(1)) is None
-        tier.delete_many([key_of(0)])
+        tier.empty()
         assert tier.get(key_of(0)) == value_of(0, 1000)
         tier.close()  # another process would open it now, and does
         assert tier.get(key_of(0)) == value_of(0, 1000)
@@ -121,10 +120,26 @@ def test_who_has_the_turn_to_write(tier: SharedTier, where: str) -> None:
     assert not {tier.statistics().corrupt}.difference({0})
 
 
+def test_who_writes_a_value(tier: SharedTier) -> None:
+    """Others go on, and empty the store: what is written late is in no store, or found whole."""
+    with suspended(_write_and_stop, tier, "between two turns") as (pid, pipe):
+        assert tier.put_many([(key_of(1), value_of(2, 50_000))]) == 1
+        os.kill(pid, signal.SIGCONT)
+        assert pipe.recv() == 1
+        assert tier.get(key_of(1)) == value_of(1, 50_000)
+    with suspended(_write_and_stop, tier, "between two turns") as (pid, pipe):
+        tier.empty()
+        assert tier.put_many([(key_of(2), value_of(2, 50_000))]) == 1
+        os.kill(pid, signal.SIGCONT)
+        assert pipe.recv() == 0
+        assert tier.keys() == [key_of(2)]
+
+
 def test_who_reads_inside_a_batch(tier: SharedTier) -> None:
-    """He pins what he looks at, and nobody writes over it: it is the same when he has woken up."""
+    """What a reader looks at stays, whatever others do meanwhile."""
     with suspended(_write_and_stop, tier, "in a batch") as (pid, pipe):
-        tier.delete_many([key_of(0)])
+        assert tier.put_many([(key_of(0), value_of(5, 1000))]) == 1
+        tier.empty()
         stored = sum(tier.put_many([(key_of(100 + i), value_of(i, 200_000))]) for i in range(200))
         assert 10 < stored < 200
         os.kill(pid, signal.SIGCONT)
@@ -133,8 +148,8 @@ def test_who_reads_inside_a_batch(tier: SharedTier) -> None:
 
 def test_threads_that_wait_for_the_turn_do_not_wait_one_after_the_other(tier: SharedTier) -> None:
     """The second does not begin to wait when the first has given up."""
-    turn = locks.ProcessLock(tier.directory / "data.mdb")
-    with suspended(_write_and_stop, tier, "between turn and transaction"):
+    turn = locks.ProcessLock(tier.directory / "store" / "index")
+    with suspended(_write_and_stop, tier, "in the turn"):
         with pytest.raises(BlockingIOError), turn.hold():
             raise AssertionError
         assert turn.has_timed_out()
@@ -172,16 +187,16 @@ def numbers(tmp_path: Path) -> Numbers:
 
 
 def _make_all(cached: Any, how: str, pipe: Pipe) -> None:
-    if how == "writes":
-        before = shared_writer.SharedWriter._store
+    if how == "writes":  # in the turn
+        before = shared._Files.replace
 
-        def store(self: Any, *args: Any) -> int:
+        def replace(self: Any, *args: Any) -> None:
             if "SUSPEND_AT" in os.environ:
                 del os.environ["SUSPEND_AT"]
                 suspend_myself()
-            return before(self, *args)
+            before(self, *args)
 
-        shared_writer.SharedWriter._store = store  # type: ignore[method-assign]
+        shared._Files.replace = replace  # type: ignore[method-assign]
     pipe.send([cached[index] for index in range(len(cached))])
 
 
@@ -215,7 +230,7 @@ def test_who_fills_a_stage(numbers: Numbers, how: str, monkeypatch: pytest.Monke
 
 
 def _put_and_stop(store: CacheStore, pipe: Pipe) -> None:
-    _write_and_stop(store._here.place.tiers[0], "between turn and transaction", pipe)
+    _write_and_stop(store._here.place.tiers[0], "in the turn", pipe)
 
 
 def test_room_is_not_asked_for_because_somebody_has_the_turn(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 """Shows one line of progress to a person."""
 
-_PACKAGES: Final = ("prefeed", "torch", "torchvision", "pillow", "simplejpeg", "lmdb", "obstore", "numpy")
+_PACKAGES: Final = ("prefeed", "torch", "torchvision", "pillow", "simplejpeg", "obstore", "numpy")
 
 
 def _silent(_: str) -> None:

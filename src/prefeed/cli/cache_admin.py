@@ -32,7 +32,7 @@ from prefeed.config import (
     resolve,
 )
 from prefeed.errors import PrefeedError, ServerAlreadyRunningError, ServerBusyError, ServerUnavailableError
-from prefeed.store.capacity import memory_limits
+from prefeed.system.memory import read_memory
 from prefeed.types import CacheInfo, SessionInfo
 
 EXIT_FAILED: Final = 1
@@ -169,7 +169,7 @@ def _start(arguments: Arguments, config: Config) -> list[str]:
     if arguments.loglevel is not None:
         options += ["--log-level", str(arguments.loglevel)]
     if arguments.memory_ratio is not None:
-        changes["memory"] = int(arguments.memory_ratio * memory_limits(config.memory_dir).smallest_bytes)
+        changes["memory"] = int(arguments.memory_ratio * read_memory().limit_bytes)
     if arguments.spilldir is not None:
         changes["disk"] = DiskBudget(EVERYTHING, _make_disk_dir(arguments.spilldir, port))
     config = replace(config, **changes)  # type: ignore[arg-type]

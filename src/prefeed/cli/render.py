@@ -84,7 +84,7 @@ def status_rows(status: ServerStatus) -> tuple[str, list[Row]]:
     allowed = f", {status.max_in_flight:,} allowed" if status.max_in_flight else ""
     return f"server {status.pid}, prefeed {status.version}, up {format_duration(status.uptime_seconds)}", [
         ("home", status.home),
-        ("memory tier", f"{status.store} ({kind})"),
+        ("memory directory", f"{status.store} ({kind})"),
         ("clients", f"{status.clients:,}"),
         ("plans", f"{status.plans:,}"),
         ("origin requests", f"{status.in_flight:,} in flight{allowed}"),

@@ -79,7 +79,7 @@ def stop(ctx: click.Context, home: str | None, as_json: bool) -> None:
         render.print_json({"pid": ended.pid, "stopped": True, "killed": ended.killed})
     elif ended.killed:
         render.print_lines(
-            [f"server {ended.pid} killed, because it did not reply; the next server takes over its memory tier"]
+            [f"server {ended.pid} killed, because it did not reply; the next server begins with an empty memory tier"]
         )
     else:
         render.print_lines([f"server {ended.pid} stopped"])

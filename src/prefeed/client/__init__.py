@@ -16,6 +16,7 @@
 ``readers``     chooses the reader for a read that names none
 ``object_index``  the datasets that hold objects, for reads by URL
 ``once``        reads of objects that need not be kept
+``tiers``       the memory tiers of the servers that this process was connected to
 ``sharing``     the connection and the records that readers which take turns share
 ``in_place``    epochs that begin without the server: shared state, measured reads
 ``seen``        what samples opened in such epochs

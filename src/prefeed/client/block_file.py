@@ -336,17 +336,15 @@ class BlockFile(io.BufferedIOBase):
         if self._blocks.pid != os.getpid() or (tier := self._blocks.tier(self._opened)) is None:
             return None
         step, end = self._order.block_bytes, offset + length
-        blocks = range(offset // step, (end - 1) // step + 1)
-        with tier.batch() as batch:
-            views = batch.get_views([self._opened.key(index) for index in blocks])
-            parts = [
-                view[max(0, offset - index * step) : min(step, end - index * step)]
-                for index, view in zip(blocks, views, strict=True)
-                if view is not None
+        data = bytearray(length)
+        for index in range(offset // step, (end - 1) // step + 1):
+            start = max(0, offset - index * step)
+            part = memoryview(data)[
+                index * step + start - offset : min(step, end - index * step) + index * step - offset
             ]
-            data = b"".join(parts) if len(parts) == len(blocks) else b""
-            del parts, views
-        return data if len(data) == length else None
+            if tier.read_into(self._opened.key(index), part, start) != len(part):
+                return None
+        return bytes(data)
 
     def _fill(self, offset: int, target: memoryview, *, wanted: int | None = None) -> None:
         """Copy bytes from a place on; all of them exist.
@@ -367,14 +365,13 @@ class BlockFile(io.BufferedIOBase):
         done = 0
         while done < len(target):
             if tier is not None:
-                with tier.batch() as batch:
-                    while done < len(target):
-                        index, start = divmod(offset + done, step)
-                        part = target[done : done + step - start]
-                        if batch.read_into(self._opened.key(index), start, part) != len(part):
-                            break
-                        done += len(part)
-                        self._note_hit(index, start, len(part))
+                while done < len(target):
+                    index, start = divmod(offset + done, step)
+                    part = target[done : done + step - start]
+                    if tier.read_into(self._opened.key(index), part, start) != len(part):
+                        break
+                    done += len(part)
+                    self._note_hit(index, start, len(part))
             if done < len(target):
                 done += self._read_missing(offset + done, target[done:])
         self._after(offset + len(target))
@@ -453,15 +450,7 @@ class BlockFile(io.BufferedIOBase):
 
     def _is_in_tier(self, index: int) -> bool:
         tier = self._blocks.tier(self._opened)
-        if tier is None:
-            return False
-        tier.leave_damaged()
-        with tier.batch() as batch:
-            found = batch.get_view(self._opened.key(index)) is not None
-        if not found and tier.reopen_if_replaced():
-            with tier.batch() as batch:
-                found = batch.get_view(self._opened.key(index)) is not None
-        return found
+        return tier is not None and tier.size_of(self._opened.key(index)) is not None
 
     def _note_hit(self, index: int, start: int, count: int) -> None:
         self._hits += 1

@@ -27,6 +27,7 @@ from prefeed.client.dataset import NodeDataset, open_manifest_dataset
 from prefeed.client.launch import in_turn
 from prefeed.client.node import NodeClient, access_now
 from prefeed.client.readers import Seat
+from prefeed.client.tiers import tier_of
 from prefeed.config import Config
 from prefeed.core.requests import Again
 from prefeed.errors import (
@@ -54,7 +55,7 @@ from prefeed.sources.manifest import version_hash
 from prefeed.sources.steadiness import MOST_READS
 from prefeed.sources.store_access import StoreAccess
 from prefeed.sources.urls import blocks_url, is_of_store, listing_mark, open_blocks, veiled
-from prefeed.store.reader import TierReader
+from prefeed.store.memory import MemoryReader
 from prefeed.types import Buffer, EntryKey, ObjectInfo
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import put_in_transit
@@ -141,7 +142,6 @@ class Blocks:
         self._lock = threading.Lock()
         self._sources: OrderedDict[tuple[str, int], BlockSource] = OrderedDict()
         self._opened: WeakValueDictionary[tuple[str, str, int, str], BlockObject] = WeakValueDictionary()
-        self._tiers: dict[str, TierReader] = {}
         self._seats: deque[Seat] = deque()
         self._control: Connection | None = None
         self._asking: deque[Connection] = (
@@ -231,15 +231,10 @@ class Blocks:
 
     # ------------------------------------------------------------ reads
 
-    def tier(self, thing: BlockObject) -> TierReader | None:
+    def tier(self, thing: BlockObject) -> MemoryReader | None:
         """Return the tier that may hold the blocks; None while no server is known."""
         dataset = self.dataset(thing)
-        if dataset is None:
-            return None
-        tier = self._tiers.get(dataset.store_dir)
-        if tier is None:
-            tier = self._tiers.setdefault(dataset.store_dir, TierReader(dataset.store_dir))
-        return tier
+        return None if dataset is None else tier_of(dataset.instance)
 
     def read_block(self, thing: BlockObject, index: int, consumer: int) -> Buffer:
         """Return a block that the tier does not hold: from the server, or from the origin where there is none.
@@ -383,7 +378,7 @@ class Blocks:
             self.end_later(consumer)
 
     def close(self) -> None:
-        """Let go of connections, tiers and sources of this process."""
+        """Let go of connections and sources of this process."""
         if self.pid != os.getpid():
             return
         for seat in _popped(self._seats):
@@ -392,10 +387,7 @@ class Blocks:
             connection.close()
         self._drop_control()
         with self._lock:
-            tiers, self._tiers = list(self._tiers.values()), {}
             sources, self._sources = list(self._sources.values()), OrderedDict()
-        for tier in tiers:
-            tier.close()
         for source in sources:
             source.close()
 

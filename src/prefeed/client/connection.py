@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from prefeed.client.launch import Reached, launch_and_connect, try_connect
+from prefeed.client.tiers import keep_tier
 from prefeed.config import SETTINGS, Config, is_size
 from prefeed.errors import PrefeedError, ServerBusyError, ServerError, ServerUnavailableError, error_of
 from prefeed.sources.filesystems import OWN, mounted_devices
 from prefeed.sources.views import open_own_root
-from prefeed.store.namespaces import pid_namespace
+from prefeed.store.memory import NUM_FILES
 from prefeed.system.machine import network_namespace
-from prefeed.system.trust import require_protected
 from prefeed.system.units import format_bytes
 from prefeed.wire import messages as m
 from prefeed.wire.endpoint import peer_process, place_of
@@ -88,16 +88,13 @@ def _shown(name: str, text: str) -> str:
     return format_bytes(int(text)) if is_size(name) and text.isdigit() else text
 
 
-def _require_same_places(config: Config, welcome: m.Welcome) -> None:
-    """Raise ServerError when this process sees other directories where the server keeps what readers map."""
-    for path, place, setting in (
-        (config.home, welcome.home, "PREFEED_HOME"), (Path(welcome.store_dir), welcome.store, "PREFEED_MEMORY_DIR"),
-    ):  # fmt: skip
-        if any(place) and place_of(path) != place:
-            raise ServerError(
-                f"the node server keeps its cache in {path}, and this process finds another directory there, or none: if it was replaced, "
-                f"run `prefeed server stop`; in a container share it with the server's; or set another {setting} here"
-            )
+def _require_same_home(config: Config, welcome: m.Welcome) -> None:
+    """Raise ServerError if the server's home, where it keeps listings, is another directory than this process finds there."""
+    if any(welcome.home) and place_of(config.home) != welcome.home:
+        raise ServerError(
+            f"the node server keeps its listings in {config.home}, and this process finds another directory there, or none: if it was "
+            "replaced, run `prefeed server stop`; in a container share it with the server's; or set another PREFEED_HOME here"
+        )
 
 
 class Connection:
@@ -107,9 +104,8 @@ class Connection:
     **Blocking**: until the server answers; its death ends every wait at once.
 
     Attributes:
-        runtime_dir: Where it listens: what is to be handed over as a file is left there.
-        store_dir: Directory of the memory tier.
-        instance: Another for each server.
+        runtime_dir: Directory of the server's socket, and of files that are passed to the server.
+        instance: Identifies this run of the server.
         settings: With which it was started.
     """
 
@@ -117,7 +113,6 @@ class Connection:
         self.pid: int = os.getpid()
         _open.add(self)
         self.runtime_dir: Path = reached.directory
-        self.store_dir = ""
         self.instance = ""
         self.settings: dict[str, str] = {}
         self.config = config
@@ -129,6 +124,7 @@ class Connection:
         self._frames = FrameReader()
         self._pending: list[m.AnyMessage] = []
         self._unsent = bytearray()
+        self._descriptors: list[int] = []  # of the memory tier, until the greeting has succeeded
         self._lock = threading.Lock()
         self._token = 0
 
@@ -192,17 +188,14 @@ class Connection:
         connection = cls(reached, config, answer_seconds=answer_seconds)
         try:
             OWN.learn()
-            hello = m.Hello(
-                m.PROTOCOL, version("prefeed"), os.getpid(), pid_namespace(), mounted_devices(), network_namespace()
-            )
+            hello = m.Hello(m.PROTOCOL, version("prefeed"), os.getpid(), mounted_devices(), network_namespace())
             welcome = connection.request(hello, m.Welcome, within_seconds=min(_GREETING_SECONDS, answer_seconds))
-            _require_same_places(config, welcome)
-            if welcome.store_dir:
-                require_protected(welcome.store_dir)
+            _require_same_home(config, welcome)
         except BaseException:
             connection.close()
             raise
-        connection.store_dir = welcome.store_dir
+        descriptors, connection._descriptors = connection._descriptors, []
+        keep_tier(welcome.instance, descriptors)
         connection.instance = welcome.instance
         connection.settings = welcome.settings
         return connection, welcome
@@ -321,6 +314,8 @@ class Connection:
     def close(self) -> None:
         """Close the socket; in a forked child only the child's copy."""
         self._sock.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     @contextlib.contextmanager
     def _patience(self, seconds: float | None) -> Iterator[None]:
@@ -398,10 +393,16 @@ class Connection:
             os.close(root)
         self._sock.sendall(frame[sent:])
 
+    def _receive_first(self) -> bytes:
+        """Receive the first bytes of the server, and the descriptors of its memory tier that come with them."""
+        data, descriptors, _, _ = socket.recv_fds(self._sock, _RECEIVE_BYTES, NUM_FILES, socket.MSG_CMSG_CLOEXEC)
+        self._descriptors = descriptors
+        return data
+
     def _receive(self) -> m.AnyMessage:
         while not self._pending:
             try:
-                data = self._sock.recv(_RECEIVE_BYTES)
+                data = self._receive_first() if self._frames.is_new else self._sock.recv(_RECEIVE_BYTES)
             except OSError as err:
                 raise self._silent_or_gone(err) from err
             if not data:

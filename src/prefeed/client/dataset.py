@@ -33,7 +33,6 @@ class NodeDataset:
         number: Names the dataset on the server that opened it.
         url: Root as the user gave it, or what stands for it where that has credentials in it (``sources.urls.veiled``).
         manifest: Its listing, or the catalogue of files opened by path.
-        store_dir: Directory of the memory tier.
         runtime_dir: Directory in which the server listens; empty where none does.
         instance: Which server: a number of one means nothing to another.
         config: Settings that were in force when it was opened.
@@ -44,7 +43,6 @@ class NodeDataset:
     number: int
     url: str
     manifest: Manifest | Catalogue
-    store_dir: str
     runtime_dir: str = ""
     instance: str
     config: Config
@@ -79,7 +77,6 @@ def reopen_on(node: NodeClient, dataset: NodeDataset) -> NodeDataset:
     return replace(
         dataset,
         number=opened.dataset,
-        store_dir=node.connection.store_dir,
         runtime_dir=os.fspath(node.connection.runtime_dir),
         instance=node.connection.instance,
     )
@@ -270,7 +267,6 @@ def _node_dataset(
         number=opened.dataset,
         url=veiled(url),
         manifest=manifest,
-        store_dir=connection.store_dir,
         runtime_dir=os.fspath(connection.runtime_dir),
         instance=connection.instance,
         config=config,

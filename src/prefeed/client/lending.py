@@ -10,7 +10,7 @@ from prefeed.client.part_costs import LEAST_OPENS, LEAST_PROBES, PartCosts
 from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.mounts import is_local
-from prefeed.store.reader import StoredValue
+from prefeed.store.log import StoredValue
 
 
 class Lent:

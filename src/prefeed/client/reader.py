@@ -17,7 +17,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeGuard
@@ -29,16 +29,16 @@ from prefeed.client.lending import Lent
 from prefeed.client.node import NodeClient, access_told, open_as_made
 from prefeed.client.once import is_reading_once
 from prefeed.client.sharing import IdleReaders, Shared
+from prefeed.client.tiers import tier_of
 from prefeed.client.writes import written_files
 from prefeed.core.actions import Outcome
 from prefeed.errors import AccessDeniedError, PrefeedError, ServerError, SourceError, error_of
-from prefeed.places import say_once
 from prefeed.run_summary import counters
 from prefeed.sources.answers import read_origin
 from prefeed.sources.catalogue import Catalogue
 from prefeed.sources.protocol import Source
 from prefeed.sources.urls import is_of_store, unveiled
-from prefeed.store.reader import StoredValue, TierReader
+from prefeed.store.log import StoredValue
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
 from prefeed.wire import messages as m
 
@@ -97,7 +97,7 @@ class ObjectReader(CountedReads):
         if not dataset.manifest.grows:
             self._written = written_files(dataset) if shared is None else shared.written(dataset)
         self._keys = dataset.manifest.keys
-        self._tier = TierReader(dataset.store_dir)
+        self._tier = tier_of(dataset.instance)
         self._pid = os.getpid()
         self.last_key: bytes = b""  # of the bytes given last; empty when not known
         self.waited_seconds: float = 0.0  # for answers of the server, in this process
@@ -105,7 +105,6 @@ class ObjectReader(CountedReads):
         self._source: Source | None = None
         self._retry_at = 0.0
         self._is_held_up = False  # the server did not answer when it was looked for last
-        self._has_missed_tier = False  # the server was told that the tier's files are not there
         self._consumed = array("q")
         self._opened = array("q")
         self._lends = dataset.manifest.grows  # who opens files by path may want a part of one
@@ -149,7 +148,7 @@ class ObjectReader(CountedReads):
             self._start_anew()
         start = object_id * ENTRY_KEY_BYTES
         self.last_key = bytes(self._keys[start : start + ENTRY_KEY_BYTES])
-        data: Buffer | StoredValue | None = self._take(self.last_key) if self._lends else self._tier.get(self.last_key)
+        data: Buffer | StoredValue | None = self._take(self.last_key)
         self._consumed.append(object_id)
         is_hit = data is not None
         if is_hit:
@@ -168,8 +167,9 @@ class ObjectReader(CountedReads):
         if self._pid != os.getpid():
             self._start_anew()
         at = object_id * ENTRY_KEY_BYTES
-        with self._tier.batch() as batch:
-            data = batch.read(bytes(self._keys[at : at + ENTRY_KEY_BYTES]), start, size_bytes)
+        if self._tier is None:
+            return None
+        data = self._tier.read(bytes(self._keys[at : at + ENTRY_KEY_BYTES]), start, size_bytes)
         if data is not None and start + len(data) >= object_bytes:
             self._consumed.append(object_id)
             self._hits += 1
@@ -255,31 +255,6 @@ class ObjectReader(CountedReads):
         """Return the bytes of each object."""
         return [self.read(object_id) for object_id in object_ids]
 
-    def borrow(self, object_ids: Sequence[int], until: ExitStack) -> list[memoryview] | None:
-        """Return the bytes of objects where the tier has them, and count them as read; None: not all of them are there.
-
-        The views are valid until the stack is closed, by this thread: soon, for the tier reuses no freed pages meanwhile.
-        """
-        if self._pid != os.getpid():
-            self._start_anew()
-        if self._lends or not object_ids or (self._written is not None and self._written.any()):
-            return None
-        keys = [bytes(self._keys[at : at + ENTRY_KEY_BYTES]) for at in (n * ENTRY_KEY_BYTES for n in object_ids)]
-        with ExitStack() as stack:
-            views = stack.enter_context(self._tier.batch()).get_views(keys)
-            found = [view for view in views if view is not None]
-            if len(found) < len(views):
-                return None  # a reader that waits for the others must not hold these
-            until.push(stack.pop_all())
-        self.last_key = keys[-1]
-        self._consumed.extend(object_ids)
-        self._hits += len(found)
-        num_bytes = sum(map(len, found))
-        self._hit_bytes += num_bytes
-        self._unreported_bytes += num_bytes
-        self._report_if_due()
-        return found
-
     def sample_made(self) -> list[Lent]:
         """What was lent is read no more, or by who keeps a file open: the server may free it. Return what was lent."""
         given = [lent for _, lent in self._lent]
@@ -343,7 +318,6 @@ class ObjectReader(CountedReads):
         if self._source is not None:
             self._source.close()
             self._source = None
-        self._tier.close()
         if self._written is not None and self._shared is None:
             self._written.close()
 
@@ -373,6 +347,8 @@ class ObjectReader(CountedReads):
                 self._report()
 
     def _take(self, key: bytes) -> Buffer | StoredValue | None:
+        if self._tier is None:
+            return None
         return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
 
     def _came(self, answer: _Answer, began: float) -> Buffer | StoredValue | None:
@@ -393,7 +369,6 @@ class ObjectReader(CountedReads):
     def _ask_object(self, object_id: int) -> _Answer:
         """Ask the server for an object that the tier does not hold."""
         self._refusal = None
-        self._tell_damage()
         connection = self._connect()
         if connection is None:
             return _Answer()
@@ -444,36 +419,9 @@ class ObjectReader(CountedReads):
         self._keys = manifest.keys
         key = self.last_key = stored_key or manifest.key(object_id)
         data = self._take(key)
-        if data is None and self._tier.reopen_if_replaced():
-            data = self._take(key)
-        if data is None and self._tell_damage():
-            return None
-        if data is None and not self._tier.is_open:
-            if why := self._tier.try_open():
-                _say_closed(self._tier, why)
-                return None
-            data = self._take(key)
-        is_kept = (
-            not self._tier.is_open and self._tier.is_there
-        )  # by another process, which opens it: it will be had later
-        if data is not None or is_kept:
-            return data
-        if not self._tier.is_open and self._has_missed_tier:
-            _say_closed(
-                self._tier,
-                "There is no store in it, as this process sees it: let PREFEED_MEMORY_DIR name a directory that it shares with the server",
-            )
-        else:
-            self._has_missed_tier = not self._tier.is_open  # the server makes it again if its files were removed
+        if data is None and self._tier is not None:  # freed meanwhile
             connection.request(m.Lost(connection.next_token(), self.dataset.number, object_id), m.Answered)
-        return None
-
-    def _tell_damage(self) -> bool:
-        """Return True when the tier was found damaged: the server is told, which empties it, and the tier let go of."""
-        damaged = self._tier.leave_damaged()
-        if damaged is not None:
-            self._send(m.StoreDamaged(damaged))
-        return damaged is not None
+        return data
 
     def _is_written(self, object_id: int) -> bool:
         assert self._written is not None
@@ -561,12 +509,8 @@ class ObjectReader(CountedReads):
         return self._connection
 
     def _use(self, dataset: NodeDataset) -> None:
-        """Another server may keep its store elsewhere."""
-        if dataset.store_dir != self.dataset.store_dir:
-            self._tier.close()
-            self._tier = TierReader(dataset.store_dir)
-        else:
-            self._tier.reopen_if_replaced()  # it may have found the one before damaged
+        """Read from the tier of the server that the dataset is open on."""
+        self._tier = tier_of(dataset.instance)
         self.dataset = dataset
 
     def _disconnect(self, pause_seconds: float = 0.0) -> None:
@@ -587,11 +531,6 @@ class ObjectReader(CountedReads):
         del self._opened[:]
         self._lent.clear()
         self._reset_counts()
-
-
-def _say_closed(tier: TierReader, why: str) -> None:
-    """Report, once per process and tier, why it cannot be opened here."""
-    say_once(f"this process cannot open the node's memory tier in {tier.directory}: its reads go to the origin. {why}")
 
 
 def _make_reader(dataset: NodeDataset, consumer: int) -> ObjectReader:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -126,16 +125,6 @@ class Objects(OriginDataset):
     def prefeed_access(self, node: NodeClient, config: Config) -> AccessMap:
         """Return the object of each sample."""
         return AccessMap(dataset=self._origin.on_node(node, config), ids=self._ids)
-
-    def prefeed_borrow(self, indices: Sequence[int], until: ExitStack) -> list[memoryview] | None:
-        """Return views of the samples' cached bytes, valid until the stack is closed.
-
-        Returns:
-            None if a sample is not cached or must be decoded, so that the caller reads the samples one by one.
-        """
-        if type(self) is not Objects or self.decode is not None:
-            return None
-        return self._origin.borrow([self._object_id(index) for index in indices], until)
 
     def prefeed_stage(self) -> dict[str, Any]:
         """Return the inputs of a sample's computation, for stage caches."""

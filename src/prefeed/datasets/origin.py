@@ -18,8 +18,8 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -193,13 +193,6 @@ class Origin:
     def use_node(self) -> None:
         """Allow reads through the node's cache."""
         self._may_use_node = True
-
-    def borrow(self, object_ids: Sequence[int], until: ExitStack) -> list[memoryview] | None:
-        """Return views of cached objects from the loader's reader. See ``ObjectReader.borrow``."""
-        if not self._is_settled:
-            self.settle()
-        reader = active_reader(self.manifest.directory)
-        return None if reader is None else reader.borrow(object_ids, until)
 
     def _try_node(self) -> bool:
         """Connect to the node again after a failure, if a retry is due; return True on success.

@@ -32,7 +32,8 @@ from prefeed.diagnose.search import DEFAULT_PREFETCH, Settings
 from prefeed.errors import CannotExamineError, PrefeedError
 from prefeed.loaders.kinds import length_of
 from prefeed.loaders.searching import attributes_of
-from prefeed.store.capacity import default_budget_bytes, memory_limits
+from prefeed.store.capacity import default_budget_bytes
+from prefeed.system.memory import read_memory
 from prefeed.torch.items import is_stream
 from prefeed.torch.loader import DataLoader
 from prefeed.torch.nesting import tensors_in
@@ -246,7 +247,7 @@ def facts_of(loader: TorchDataLoader[Any], batch_size: float) -> LoaderFacts:
         samples=None if is_stream(loader) else length_of(loader.dataset),
         batch_size=batch_size,
         settings=Settings.of(loader),
-        memory_bytes=default_budget_bytes(memory_limits(current().memory_dir)),
+        memory_bytes=default_budget_bytes(read_memory()),
         list_bytes=list_bytes_of(loader.dataset),
     )
 

@@ -19,7 +19,7 @@ from prefeed.sampleset.spec import API_VERSION, KIND, NO_PLACE, SampleSetDocumen
 
 DEFAULT_MEMORY_MIB: Final = 1024
 LEAST_MEMORY_MIB: Final = 256
-"""Same as ``store.capacity.MIN_STORE_BYTES``: the server uses no smaller tmpfs as a tier."""
+"""Same as ``store.capacity.MIN_STORE_BYTES``: the server keeps no stage caches in a smaller tmpfs."""
 
 _LEAST_MARGIN_MIB: Final = 16
 _MARGIN: Final = 32

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import lmdb
-
 from prefeed.config import GIB, Config
 from prefeed.errors import CannotPackError, PackError, PackFullError, PackOccupiedError, PrefeedError
+from prefeed.packing.environment import WRITE_ERRORS, require_lmdb
 from prefeed.packing.formats import require_crc32c
 from prefeed.packing.journal import JOURNAL_NAME, Journal, PackOptions
 from prefeed.packing.order import LAYOUTS, check_names, packing_order
@@ -147,6 +146,8 @@ def _job(request: PackRequest, place: PackLocation) -> PackOptions:
         raise CannotPackError(f"{request.layout!r} is not a format; choose one of {', '.join(LAYOUTS)}")
     if request.layout == "tfrecord":
         require_crc32c()
+    if request.layout == "lmdb":
+        require_lmdb()
     if request.layout == "lmdb" and request.shard_bytes:
         raise CannotPackError("an LMDB environment is one file: leave the shard size out, or choose another format")
     source = canonical_url(request.source)
@@ -179,7 +180,7 @@ def _errors_of_the_place(place: PackLocation) -> Iterator[None]:
     """A full disk, and a place that cannot be written, are said in our words."""
     try:
         yield
-    except (OSError, lmdb.Error) as err:
+    except WRITE_ERRORS as err:
         if isinstance(err, PrefeedError):  # some of the origin's errors are OSErrors too
             raise
         if any(os.strerror(code) in str(err) for code in _NO_ROOM):

@@ -7,15 +7,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-import lmdb
 import numpy as np
 
 from prefeed.errors import CannotPackError
 from prefeed.types import Buffer
 
+try:
+    import lmdb
+except ImportError:  # the other formats do not need it
+    WRITE_ERRORS: tuple[type[Exception], ...] = (OSError,)
+else:
+    WRITE_ERRORS = (OSError, lmdb.Error)
+
 DATA_FILE: Final = "data.mdb"
 LOCK_FILE: Final = "lock.mdb"
 _MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ")
+
+
+def require_lmdb() -> None:
+    """Raise ``CannotPackError`` if LMDB environments cannot be written."""
+    if len(WRITE_ERRORS) == 1:
+        raise CannotPackError("lmdb needs the package lmdb: pip install 'prefeed[pack]'")
 
 
 class EnvironmentWriter:

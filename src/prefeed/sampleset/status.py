@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefeed.client.node import NodeClient
+from prefeed.client.tiers import tier_of
 from prefeed.config import EVERYTHING, MIB, Config
-from prefeed.errors import PrefeedError, ServerUnavailableError
+from prefeed.errors import ServerUnavailableError
 from prefeed.sampleset.records import SampleSet, is_being_set_up, read_progress
 from prefeed.sampleset.spec import MAPPED, mount_options
 from prefeed.sampleset.tiers import TierPlan, directories_of, nearest_directory, plan_tiers
@@ -29,12 +30,9 @@ from prefeed.sources.library import ManifestLibrary
 from prefeed.sources.listing import UNKNOWN_SIZE
 from prefeed.sources.manifest import Manifest
 from prefeed.store.files import stored_keys
+from prefeed.store.memory import MemoryReader
 from prefeed.store.node_directory import NODES, of_this_kernel
-from prefeed.store.reader import TierReader
 from prefeed.types import ENTRY_KEY_BYTES, ServerStatus, Statistics
-
-_KEYS_PER_READ: Final = 512
-"""Keys per read transaction. During a long transaction the space of freed entries cannot be reused."""
 
 NONE: Final = ""
 BOUND: Final = "Bound"
@@ -194,7 +192,7 @@ def observe(found: SampleSet, base: Config) -> SampleSetState:
         has_unknown_sizes=manifest is not None and manifest.header.num_unknown_sizes > 0,
         cached_files=cached[0],
         cached_bytes=cached[1],
-        tiers=() if server is None else tuple(_tiers(settings, *server)),
+        tiers=() if server is None else tuple(_tiers(settings, *server[:2])),
         num_ready=facts.num_ready,
         partitions=facts.partitions,
         sync_job=progress.sync_job,
@@ -208,10 +206,10 @@ def manifest_of(found: SampleSet) -> Manifest | None:
     return ManifestLibrary(found.home).newest(found.read_url)
 
 
-def _query_server(settings: Config) -> tuple[ServerStatus, Statistics] | None:
+def _query_server(settings: Config) -> tuple[ServerStatus, Statistics, MemoryReader | None] | None:
     try:
         with NodeClient.connect(settings, autostart=False) as node:
-            return node.status(), node.statistics()
+            return node.status(), node.statistics(), tier_of(node.connection.instance)
     except (ServerUnavailableError, OSError):
         return None
 
@@ -244,31 +242,20 @@ def _tier(kind: str, path: Path, budget: int, used: int, *, keep_free: int | Non
 
 
 def _count_cached(
-    manifest: Manifest, settings: Config, server: tuple[ServerStatus, Statistics] | None
+    manifest: Manifest, settings: Config, server: tuple[ServerStatus, Statistics, MemoryReader | None] | None
 ) -> tuple[int, int]:  # fmt: skip
     """Return the number and the size of the listed objects that are in a tier."""
     is_held = _on_disk(manifest, settings)
     if server is not None:
-        is_held |= _in_memory(manifest, Path(server[0].store))
+        is_held |= _are_in(manifest, b"" if server[2] is None else server[2].keys())
     sizes = np.where(manifest.sizes == UNKNOWN_SIZE, 0, manifest.sizes)
     return int(is_held.sum()), int(sizes[is_held].sum())
 
 
-def _in_memory(manifest: Manifest, store: Path) -> NDArray[np.bool_]:
-    is_held = np.zeros(manifest.num_objects, dtype=np.bool_)
-    reader = TierReader(store)
-    try:
-        for start in range(0, manifest.num_objects, _KEYS_PER_READ):
-            ids = range(start, min(start + _KEYS_PER_READ, manifest.num_objects))
-            with reader.batch() as batch:
-                is_held[ids.start : ids.stop] = [
-                    view is not None for view in batch.get_views([manifest.key(object_id) for object_id in ids])
-                ]
-    except PrefeedError:
-        pass  # The server ended during the read.
-    finally:
-        reader.close()
-    return is_held
+def _are_in(manifest: Manifest, held: bytes) -> NDArray[np.bool_]:
+    """Return which objects of a listing have one of these keys, shape (num_objects,)."""
+    key = f"V{ENTRY_KEY_BYTES}"
+    return np.isin(_as_numbers(np.frombuffer(manifest.keys, key)), _as_numbers(np.frombuffer(held, key)))
 
 
 def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
@@ -281,9 +268,8 @@ def _on_disk(manifest: Manifest, settings: Config) -> NDArray[np.bool_]:
     held = b""
     for directory in directories:
         with contextlib.suppress(OSError):
-            held += b"".join(stored_keys(directory))
-    key = f"V{ENTRY_KEY_BYTES}"
-    return np.isin(_as_numbers(np.frombuffer(manifest.keys, key)), _as_numbers(np.frombuffer(held, key)))
+            held += stored_keys(directory)
+    return _are_in(manifest, held)
 
 
 def _as_numbers(keys: NDArray[np.void]) -> NDArray[np.uint64]:

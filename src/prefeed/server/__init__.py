@@ -9,7 +9,6 @@
 ``fetch_processes``   processes that fetch for the server
 ``fetch_process``     one of them: its messages, and what it does
 ``fetch_thread``      the same in a thread, for parts of objects
-``fetch_ring``        memory that they leave objects in
 ``datasets``          the datasets in use: their listing, source, and entries in the tier
 ``dataset_opener``    opens and lists datasets, in threads of its own
 ``sharing``           files that several catalogues name

@@ -27,7 +27,7 @@ from prefeed.sources.protocol import Source
 from prefeed.sources.urls import BLOCKS, blocks_url, is_of_store
 from prefeed.sources.views import View
 from prefeed.sources.written import Change
-from prefeed.store.layout import stored_bytes
+from prefeed.store.log import stored_bytes
 from prefeed.system.clock import Clock
 from prefeed.system.paths import is_in
 from prefeed.types import ENTRY_KEY_BYTES, EntryKey
@@ -209,10 +209,6 @@ def keys_of(dataset: Dataset, ids: npt.NDArray[np.int64]) -> list[bytes]:
     return [row.tobytes() for row in table[ids]]
 
 
-ORPHANS: Final = 0
-"""Number of the dataset of entries that no open manifest names, left by an earlier server."""
-
-
 _Key = TypeVar("_Key")
 _Index = dict[_Key, dict[int, Dataset]]
 """Datasets by something that they have in common, and by number."""
@@ -226,7 +222,6 @@ class Registry:
 
     Args:
         scheduler: Keeps the state of each object.
-        entries: Key and size in bytes of what is in the tier already.
         max_in_flight: Most requests to one origin at a time.
         clock: Seconds.
 
@@ -236,13 +231,12 @@ class Registry:
     def __init__(
         self,
         scheduler: Scheduler,
-        entries: Iterable[tuple[bytes, int]],
         *,
         max_in_flight: int,
         clock: Clock = time.monotonic,
     ) -> None:
         self.datasets: dict[int, Dataset] = {}
-        self._last_number = ORPHANS
+        self._last_number = 0
         self._wholes: dict[int, Dataset] = {}  # those that are no parts; there may be thousands of parts
         self._by_directory: _Index[Path] = {}
         self._by_url: _Index[str] = {}
@@ -252,12 +246,6 @@ class Registry:
         self._max_in_flight = max_in_flight
         self._clock = clock
         self._looked_at = 0.0
-        found = list(entries)
-        self._orphan_keys = [key for key, _ in found]
-        self._orphan_ids: dict[bytes, int] | None = None  # made when it is of use
-        sizes = np.array([size for _, size in found], dtype=np.uint64)
-        scheduler.add_dataset(ORPHANS, sizes, stored_bytes)
-        scheduler.adopt(ORPHANS, range(len(found)), (size for _, size in found))
 
     def find(self, directory: Path, view: View | None = None) -> Dataset | None:
         """Return the dataset whose manifest or catalogue lies there, if it is in use and read through this view."""
@@ -293,7 +281,6 @@ class Registry:
         for other in others:
             if other.number not in live:
                 self._inherit_from(dataset, other)
-        self._adopt_orphans(dataset)
         if dataset.is_part:
             self._retire_parts(dataset)
         else:
@@ -477,7 +464,7 @@ class Registry:
 
     def key(self, number: int, object_id: int) -> bytes:
         """Return the key of an object's entry."""
-        return self._orphan_keys[object_id] if number == ORPHANS else self.datasets[number].key(object_id)
+        return self.datasets[number].key(object_id)
 
     def readable_key(self, number: int, object_id: int) -> bytes:
         """Return the key under which a reader may take the object now; empty for bytes that may be out of date."""
@@ -491,7 +478,7 @@ class Registry:
         return self._scheduler.tables[number].ids_in(RESIDENT)
 
     def residents_below(self, url: str | None) -> list[tuple[int, npt.NDArray[np.int64]]]:
-        """Return (dataset, residents at or below the URL) of each that has any; of everything, orphans too, if None."""
+        """Return (dataset, residents at or below the URL) of each that has any; of everything if None."""
         found = []
         for number in self._scheduler.tables:
             ids = self.resident_ids(number)
@@ -534,8 +521,6 @@ class Registry:
             dataset.close()
 
     def _below(self, number: int, ids: npt.NDArray[np.int64], url: str) -> npt.NDArray[np.int64]:
-        if number == ORPHANS:
-            return ids[:0]
         dataset = self.datasets[number]
         if is_in(dataset.source.url, url):
             return ids
@@ -554,18 +539,6 @@ class Registry:
         found, residents = found[is_new], residents[is_new]
         target.catalogue.take_over(found, source.catalogue, residents)
         self._scheduler.transfer(source.number, residents.tolist(), target.number, found.tolist())
-
-    def _adopt_orphans(self, dataset: Dataset) -> None:
-        """Entries of an earlier server that are objects of the dataset become its own."""
-        if dataset.is_part:  # a few keys are looked up among all orphans, not all orphans among a few keys
-            if self._orphan_ids is None:
-                self._orphan_ids = {key: index for index, key in enumerate(self._orphan_keys)}
-            keys = keys_of(dataset, np.arange(dataset.manifest.num_objects))
-            states, known = self._scheduler.tables[ORPHANS].states, [self._orphan_ids.get(key) for key in keys]
-            found = [(at, index) for index, at in enumerate(known) if at is not None and states[at] == RESIDENT]
-            self._scheduler.transfer(ORPHANS, [at for at, _ in found], dataset.number, [index for _, index in found])
-        else:
-            self._inherit(dataset, ORPHANS, [self._orphan_keys[i] for i in self.resident_ids(ORPHANS).tolist()])
 
     def _inherit_from(self, target: Dataset, other: Dataset) -> None:
         """Residents of another dataset that are objects of this one become its own."""

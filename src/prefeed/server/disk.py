@@ -20,8 +20,7 @@ import numpy as np
 from prefeed.errors import StoreError, TierFullError
 from prefeed.server.datasets import KeyIndex
 from prefeed.store.files import TierFiles
-from prefeed.store.log import LogReader, LogWriter, stored_bytes
-from prefeed.store.values import value_size
+from prefeed.store.log import LogReader, LogWriter, stored_bytes, value_size
 from prefeed.system.files import free_bytes
 from prefeed.types import Buffer, ClearResult, DiskCounts
 
@@ -264,7 +263,7 @@ class DiskTier:
 
     def _put(self, group: Sequence[tuple[bytes, Buffer]]) -> int:
         """Store values, the first ones if there is no room for all; return how many."""
-        room_bytes = min(self._writer.free_bytes(), self._free_disk_bytes())
+        room_bytes = min(self._writer.free_bytes(len(group)), self._free_disk_bytes())
         ends = np.cumsum([stored_bytes(value_size(data)) for _, data in group])
         fitting = int(np.searchsorted(ends, room_bytes, side="right"))
         with self._changing(), contextlib.suppress(TierFullError):
@@ -275,7 +274,7 @@ class DiskTier:
     def _free_unnamed(self, group: Sequence[tuple[bytes, Buffer]]) -> bool:
         """Delete as much as the group takes of what no dataset in use names; False when there is nothing to be had so."""
         needed = sum(stored_bytes(value_size(data)) for _, data in group)
-        if self._is_closing or self._free_disk_bytes() < needed or self._writer.free_bytes() >= needed:
+        if self._is_closing or self._free_disk_bytes() < needed or self._writer.free_bytes(len(group)) >= needed:
             return False  # catalogues are about to be closed, and then name nothing; or deleting would not help
         self._look_for_unnamed()
         before = self._writer.num_entries

@@ -1,24 +1,25 @@
-"""A fetch process: ``python -m prefeed.server.fetch_process SOCKET RING`` fetches what its server tells it to, into shared memory.
+"""A fetch process: ``python -m prefeed.server.fetch_process SOCKET SEGMENT...`` fetches objects for its server, into the tier.
 
-Both numbers are descriptors: a socket whose packets are messages, and the ``Ring`` that objects are received into. It
-decides nothing, keeps no secret but what its server tells it, and ends when the server does.
+The numbers are descriptors: a socket with one message per packet, and the segments of the memory tier. The server grants a place in
+a segment for each object, the process fills it with the value and its trailer, and the server publishes it. The process
+ends when the server does.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from prefeed.sources.quick_fetches import Arrival, QuickClient, QuickOrigin
-from prefeed.store.entry_sums import sum_of
+from prefeed.store.segment import trailer, write_parts
 
 PACKET_BYTES: Final = 128 * 1024
 """No packet is larger."""
@@ -47,16 +48,19 @@ class Limit(msgspec.Struct, frozen=True, array_like=True, tag=4):
     most: int
 
 
+FetchItem = tuple[int, int, bytes, bytes, int, int, int, bool, int]
+
+
 class Fetches(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """To the process: objects to fetch.
 
     Attributes:
-        fetches: Of each number, origin, target, begin of its room, size in bytes, whether it does not wait for its turn,
-            the key under which it will be stored, and its first byte, if it is a part. No key: its sum is not wanted.
+        fetches: Of each number, origin, target, key, segment and offset of its place, size in bytes, whether it does not wait for
+            its turn, and its first byte, if it is a part.
         is_urgent: A reader waits: tell of each arrival at once, until the next message.
     """
 
-    fetches: list[tuple[int, int, bytes, int, int, bool, bytes, int]]
+    fetches: list[FetchItem]
     is_urgent: bool
 
 
@@ -68,12 +72,10 @@ class Arrivals(msgspec.Struct, frozen=True, array_like=True):
     """From the process: fetches that have ended; none when it begins, and as answer to a ping.
 
     Attributes:
-        sums: Of each arrival, as ``sum_of`` makes it: made here, while the object is in the processor's cache. 0: not made.
         cpu_seconds: Processor time of the process so far.
     """
 
     arrivals: list[Arrival]
-    sums: list[int]
     cpu_seconds: float
 
 
@@ -88,12 +90,11 @@ class ServerGoneError(Exception):
 class FetchProcess:
     """What the process does: takes messages, fetches, tells of arrivals in groups."""
 
-    def __init__(self, sock: socket.socket, memory: mmap.mmap) -> None:
+    def __init__(self, sock: socket.socket, segments: Sequence[int]) -> None:
         self._sock = sock
-        self._view = memoryview(memory)
-        self._wanted: dict[int, tuple[bytes, int]] = {}  # keys and sizes of objects whose sums are wanted
-        self._sums: list[int] = []  # of what has arrived
-        self._client = QuickClient(memory)
+        self._segments = segments
+        self._places: dict[int, tuple[bytes, int, int]] = {}  # key, segment and offset, by number of the fetch
+        self._client = QuickClient(self._write)
         self._client.watch(sock.fileno())
         self._encode = msgspec.msgpack.Encoder().encode
         self._arrived: list[Arrival] = []
@@ -106,26 +107,22 @@ class FetchProcess:
         while True:
             arrivals = self._client.step(self._timeout())
             if arrivals:
+                for arrival in arrivals:
+                    del self._places[arrival.number]
                 if not self._arrived:
                     self._held_since = time.monotonic()
                 self._arrived += arrivals
-                self._sums += map(self._sum_of, arrivals)
             self._take_messages()
             if self._arrived and self._is_due():
                 self._tell()
 
     def close(self) -> None:
-        """Break off what is under way; the memory is the caller's."""
+        """Break off what is under way; the segments are the caller's."""
         self._client.close()
-        self._view.release()
 
-    def _sum_of(self, arrival: Arrival) -> int:
-        """Return the sum of an object that is wanted and has come, else 0."""
-        key, size = self._wanted.pop(arrival.number, (b"", 0))
-        if not key or arrival.failure:
-            return 0
-        with self._view[arrival.start : arrival.start + size] as value:
-            return sum_of(key, value)
+    def _write(self, number: int, value: memoryview) -> None:
+        key, segment, offset = self._places[number]
+        write_parts(self._segments[segment], [value, trailer(key)], offset)
 
     def _timeout(self) -> float:
         if self._arrived:
@@ -150,10 +147,9 @@ class FetchProcess:
             message = TO_PROCESS.decode(packet)
             if isinstance(message, Fetches):
                 self._is_urgent = message.is_urgent
-                for number, origin, target, start, size, is_urgent, key, first in message.fetches:
-                    if key:
-                        self._wanted[number] = (key, size)
-                    self._client.fetch(number, origin, target, start, size, first=first, is_urgent=is_urgent)
+                for number, origin, target, key, segment, offset, size, is_urgent, first in message.fetches:
+                    self._places[number] = (key, segment, offset)
+                    self._client.fetch(number, origin, target, size, first=first, is_urgent=is_urgent)
             elif isinstance(message, NewOrigin):
                 self._client.add_origin(message.number, message.origin)
             elif isinstance(message, Limit):
@@ -164,10 +160,9 @@ class FetchProcess:
     def _tell(self) -> None:
         """Send the arrivals; waits while the server takes none."""
         arrivals, self._arrived = self._arrived, []
-        sums, self._sums = self._sums, []
         for start in range(0, max(len(arrivals), 1), _GROUP):
             part = slice(start, start + _GROUP)
-            packet = self._encode(Arrivals(arrivals[part], sums[part], time.process_time()))
+            packet = self._encode(Arrivals(arrivals[part], time.process_time()))
             try:
                 self._sock.send(packet)
             except OSError as err:
@@ -178,14 +173,12 @@ def main() -> int:
     """Entry point."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
     with socket.socket(fileno=int(sys.argv[1])) as sock:
-        ring = int(sys.argv[2])
-        with mmap.mmap(ring, os.fstat(ring).st_size) as memory:
-            # A suspended process does not see that the socket was closed.
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            try:
-                FetchProcess(sock, memory).run()
-            except ServerGoneError:
-                os._exit(0)
+        # A suspended process does not see that the socket was closed.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        try:
+            FetchProcess(sock, [int(segment) for segment in sys.argv[2:]]).run()
+        except ServerGoneError:
+            os._exit(0)
     return 1
 
 

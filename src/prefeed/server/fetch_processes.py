@@ -4,9 +4,12 @@
 
     server ── tickets, many per packet ──→ fetch process ←─ bytes ── origin
        ↑ ←── arrivals, many per packet ──────┘   │
-       └────────── objects, in its ring ←────────┘
+       │                                         ↓
+       └── grants, publishes, frees ──→ segments of the memory tier
 
-A process that dies takes its own fetches with it: they are returned as lost, and the server makes them itself.
+The server grants each fetch a place in the tier, the process writes the object there, and the server publishes it without
+a copy. The fetches of a process that dies are returned as lost, and the server makes them itself; their places are released once
+the process has ended and can write no more.
 """
 
 from __future__ import annotations
@@ -18,26 +21,33 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from prefeed.core.requests import START, Again, wants_another_process
-from prefeed.server.fetch_process import FROM_PROCESS, PACKET_BYTES, Arrivals, Fetches, Limit, NewOrigin, Ping
-from prefeed.server.fetch_ring import Ring
-from prefeed.sources.quick_fetches import ROOM_FOR_HEAD_BYTES, QuickOrigin
+from prefeed.server.fetch_process import (
+    FROM_PROCESS,
+    PACKET_BYTES,
+    Arrivals,
+    Fetches,
+    FetchItem,
+    Limit,
+    NewOrigin,
+    Ping,
+)
+from prefeed.sources.quick_fetches import QuickOrigin
 from prefeed.sources.quick_heads import WHOLE
+from prefeed.store.index import Place
+from prefeed.store.log import LogWriter
 from prefeed.system.clock import Clock
 
 _log = logging.getLogger("prefeed")
 
 LARGEST_BYTES: Final = 4 * 1024**2
 """Larger objects are not for fetch processes: what an object costs beside its bytes no longer matters."""
-
-RING_BYTES: Final = 32 * 1024**2
-"""Of each process: what is on its way, or arrived and not stored yet."""
 
 START_AFTER: Final = 256
 """Fetches after which the first process is worth its start, which takes the processor 0.1 s."""
@@ -93,50 +103,55 @@ class Program(Protocol):
         ...
 
 
-class Lease:
-    """The bytes of one object in a ring, until ``release``."""
+class Granted:
+    """An object that a process has written to a place of the tier, until it is published or released."""
 
-    __slots__ = ("_part", "_ring", "data")
+    __slots__ = ("_tier", "is_ended", "key", "place")
 
-    def __init__(self, ring: Ring, part: tuple[int, int], start: int, size_bytes: int) -> None:
-        self._ring = ring
-        self._part: tuple[int, int] | None = part
-        self.data: memoryview = ring.view(start, size_bytes)
+    def __init__(self, tier: LogWriter, key: bytes, place: Place) -> None:
+        self._tier = tier
+        self.key = key
+        self.place = place
+        self.is_ended = False
+
+    def __len__(self) -> int:
+        """Return the size of the object in bytes."""
+        return self.place.length
+
+    def read(self) -> bytes | None:
+        """Return a copy of the object, None if the tier was cleared since."""
+        return self._tier.read(self.key, self.place)
 
     def release(self) -> None:
-        """The bytes are not used any more; a second call does nothing."""
-        if self._part is not None:
-            self.data.release()
-            self._ring.release(*self._part)
-            self._part = None
+        """Give the place back, unless it was published; a second call does nothing."""
+        if not self.is_ended:
+            self.is_ended = True
+            self._tier.release([self.place])
 
 
 @dataclass(slots=True)
 class Delivery(Generic[JobT]):
-    """How a fetch ended: with a lease of the object, or a failure as ``quick_fetches`` names it.
+    """How a fetch ended: with an object in the tier, or a failure as ``quick_fetches`` names it.
 
     Attributes:
         job: Whose it is.
-        lease: Of the object; None after a failure.
+        granted: The object; None after a failure.
         version, modified_seconds, seconds, failure, object_bytes: As in ``Arrival``.
-        value_sum: Of the object under its key; 0: not made.
     """
 
     job: JobT
-    lease: Lease | None
+    granted: Granted | None
     version: str = ""
     modified_seconds: int = 0
     seconds: float = 0.0
     failure: str = ""
-    value_sum: int = 0
     object_bytes: int = 0
 
 
 @dataclass(slots=True)
 class _UnderWay(Generic[JobT]):
     job: JobT
-    part: tuple[int, int]
-    size_bytes: int
+    granted: Granted
 
 
 @dataclass(slots=True, eq=False)
@@ -145,12 +160,11 @@ class _Process(Generic[JobT]):
 
     program: Program
     sock: socket.socket
-    ring: Ring
     began: float
     is_ready: bool = False
     limits: dict[int, int] = field(default_factory=dict)  # as it was told, by number of the origin
     under_way: dict[int, _UnderWay[JobT]] = field(default_factory=dict)
-    batch: list[tuple[int, int, bytes, int, int, bool, bytes, int]] = field(default_factory=list)
+    batch: list[FetchItem] = field(default_factory=list)
     batch_bytes: int = 0
     outgoing: deque[bytes] = field(default_factory=deque)
     told: tuple[QuickOrigin, int] | None = (
@@ -165,7 +179,7 @@ class FetchProcesses(Generic[JobT]):
     """The processes, what is under way in them, and what came from them.
 
     **Threads and processes.** The loop's thread calls everything. A process ends with the server, however that ends.
-    **Ownership.** ``close`` ends the processes; leases may be released after it.
+    **Ownership.** ``close`` ends the processes; objects may be released after it.
     **Blocking.** Never, but ``close``, for the time that killed processes take to go.
 
     Attributes:
@@ -177,14 +191,16 @@ class FetchProcesses(Generic[JobT]):
     begins_at_once = False
     first_limit = START
 
-    def __init__(self, *, number: int | None, watcher: Watcher, clock: Clock) -> None:
+    def __init__(self, tier: LogWriter, *, number: int | None, watcher: Watcher, clock: Clock) -> None:
         """Start none yet.
 
         Args:
+            tier: Grants places.
             number: How many processes; None: one when there is much to fetch, up to one per two cores when they are busy.
             watcher: Waits for their messages.
             clock: Seconds.
         """
+        self._tier = tier
         cores = len(os.sched_getaffinity(0))
         self._most = max(1, cores // 2) if number is None else number
         self._least = 1 if number is None else number
@@ -194,11 +210,10 @@ class FetchProcesses(Generic[JobT]):
         self._again = Again()
         self._processes: list[_Process[JobT]] = []
         self._ready: list[_Process[JobT]] = []
-        self._ended: list[Program] = []
+        self._ended: list[tuple[Program, list[Granted]]] = []  # with places that they may still write to
         self._origins: dict[QuickOrigin, int] = {}
         self._deliveries: deque[Delivery[JobT]] = deque()
         self._limits: dict[QuickOrigin, int] = {}
-        self._waiting: deque[tuple[QuickOrigin, bytes, int, JobT, bool, bytes, int]] = deque()
         self._lost: list[JobT] = []
         self._encode = msgspec.msgpack.Encoder().encode
         self._buffer = bytearray(PACKET_BYTES)
@@ -246,19 +261,21 @@ class FetchProcesses(Generic[JobT]):
         size_bytes: int,
         job: JobT,
         *,
+        key: bytes,
+        is_transient: bool = False,
         is_demanded: bool = False,
-        key: bytes = b"",
         first: int = WHOLE,
     ) -> bool:
-        """Let a process fetch an object, from ``flush`` on; False when there is none, or the object is too large.
+        """Let a process fetch an object, from ``flush`` on; False where no process or no room is, or the object is too large.
 
         Args:
             origin: Who is asked.
             target: What is asked for.
             size_bytes: Size of the object, or of the part, as listed.
             job: Comes back with its delivery, or as lost.
+            key: Of its entry in the tier.
+            is_transient: It is freed after it was read.
             is_demanded: A reader waits for it: it goes before the limit.
-            key: Under which it will be stored: its sum comes with it. Empty: no sum is wanted.
             first: First byte of a part; ``WHOLE``: the whole object.
         """
         if size_bytes > LARGEST_BYTES or self._is_closed:
@@ -267,21 +284,27 @@ class FetchProcesses(Generic[JobT]):
         self._idle_ticks = 0
         if self._num_asked >= self._start_after:
             self._start_first()
-        if not self._ready:
+        if not self._ready or (place := self._tier.grant(size_bytes, transient=is_transient)) is None:
             return False
-        if self._waiting or not self._dispatch(origin, target, size_bytes, job, is_demanded, key, first):
-            self._waiting.append((origin, target, size_bytes, job, is_demanded, key, first))
+        process = self._ready[0] if len(self._ready) == 1 else min(self._ready, key=lambda one: len(one.under_way))
+        number = self._next_number
+        self._next_number += 1
+        process.under_way[number] = _UnderWay(job, Granted(self._tier, key, place))
+        known = self._number_of(origin, process)
+        item = (number, known, target, key, place.segment, place.offset, size_bytes, is_demanded, first)
+        process.batch.append(item)
+        process.batch_bytes += len(target) + _FETCH_BYTES
+        if process.batch_bytes > _BATCH_BYTES:
+            self._send_batch(process)
         return True
 
     def flush(self) -> None:
-        """Send what was asked for since, and what waited for room."""
-        while self._waiting and self._dispatch(*self._waiting[0]):
-            self._waiting.popleft()
+        """Send what was asked for since."""
         for process in list(self._processes):
             self._send_batch(process)
 
     def take(self, most: int) -> list[Delivery[JobT]]:
-        """Return arrivals, at most that many; the caller releases each lease."""
+        """Return arrivals, at most that many; the caller publishes or releases each object."""
         return [self._deliveries.popleft() for _ in range(min(most, len(self._deliveries)))]
 
     def take_lost(self) -> list[JobT]:
@@ -299,34 +322,15 @@ class FetchProcesses(Generic[JobT]):
         self._is_closed = True
         for process in list(self._processes):
             self._let_go(process)
-        for program in self._ended:
+        for program, places in self._ended:
             program.wait()
+            _release_all(places)
         self._ended.clear()
-        for delivery in self.take(len(self._deliveries)):
-            if delivery.lease is not None:
-                delivery.lease.release()
+        _release_all(
+            [delivery.granted for delivery in self.take(len(self._deliveries)) if delivery.granted is not None]
+        )
 
     # ---------------------------------------------------------------- to the processes
-
-    def _dispatch(
-        self, origin: QuickOrigin, target: bytes, size_bytes: int, job: JobT, is_demanded: bool, key: bytes, first: int
-    ) -> bool:
-        """Put a fetch into the batch of the process that has the fewest; False when its ring has no room."""
-        if not self._ready:
-            return False
-        process = self._ready[0] if len(self._ready) == 1 else min(self._ready, key=lambda one: len(one.under_way))
-        part = process.ring.lease(size_bytes + ROOM_FOR_HEAD_BYTES)
-        if part is None:
-            return False
-        number = self._next_number
-        self._next_number += 1
-        process.under_way[number] = _UnderWay(job, part, size_bytes)
-        known = self._number_of(origin, process)
-        process.batch.append((number, known, target, part[0], size_bytes, is_demanded, key, first))
-        process.batch_bytes += len(target) + _FETCH_BYTES
-        if process.batch_bytes > _BATCH_BYTES:
-            self._send_batch(process)
-        return True
 
     def _share_anew(self) -> None:
         """Limits have changed, or the processes that share them: each process is told with the next fetch."""
@@ -383,23 +387,18 @@ class FetchProcesses(Generic[JobT]):
             self._ready.append(process)
             self._share_anew()
         process.cpu_seconds = message.cpu_seconds
-        under_way, ring = process.under_way, process.ring
-        for arrival, value_sum in zip(message.arrivals, message.sums, strict=True):
-            done = under_way.pop(arrival.number)
-            lease = None
+        for arrival in message.arrivals:
+            done = process.under_way.pop(arrival.number)
             if arrival.failure:
-                ring.release(*done.part)
-            else:
-                lease = Lease(ring, done.part, arrival.start, done.size_bytes)
+                done.granted.release()
             self._deliveries.append(
                 Delivery(
                     done.job,
-                    lease,
+                    None if arrival.failure else done.granted,
                     arrival.version,
                     arrival.modified_seconds,
                     arrival.seconds,
                     arrival.failure,
-                    value_sum,
                     arrival.object_bytes,
                 )
             )
@@ -438,25 +437,21 @@ class FetchProcesses(Generic[JobT]):
         return True
 
     def _started(self) -> _Process[JobT]:
-        ring = Ring(self._ring_bytes())
         with contextlib.ExitStack() as undo:
-            undo.callback(ring.close)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.callback(ours.close)
             ours.setblocking(False)
             with theirs:
-                program = self._begun(theirs, ring)
+                program = self._begun(theirs)
             undo.pop_all()
-        return _Process(program, ours, ring, self._clock(), is_ready=self.begins_at_once)
+        return _Process(program, ours, self._clock(), is_ready=self.begins_at_once)
 
-    def _ring_bytes(self) -> int:
-        return RING_BYTES
-
-    def _begun(self, sock: socket.socket, ring: Ring) -> Program:
-        """Return what fetches, begun; it takes copies of both descriptors."""
+    def _begun(self, sock: socket.socket) -> Program:
+        """Return what fetches, begun; it takes copies of the descriptors."""
+        given = [sock.fileno(), *self._tier.segments]
         return subprocess.Popen(
-            [sys.executable, "-m", "prefeed.server.fetch_process", str(sock.fileno()), str(ring.fd)],
-            stdin=subprocess.DEVNULL, pass_fds=[sock.fileno(), ring.fd],
+            [sys.executable, "-m", "prefeed.server.fetch_process", *map(str, given)],
+            stdin=subprocess.DEVNULL, pass_fds=given,
         )  # fmt: skip
 
     def _died(self, process: _Process[JobT]) -> None:
@@ -480,21 +475,19 @@ class FetchProcesses(Generic[JobT]):
         self._watcher.unwatch(process.sock.fileno())
         process.sock.close()
         process.program.kill()
-        if process.program.poll() is None:
-            self._ended.append(process.program)
-        for lost in process.under_way.values():
-            self._lost.append(lost.job)
-            process.ring.release(*lost.part)
+        self._ended.append((process.program, [lost.granted for lost in process.under_way.values()]))
+        self._lost += [lost.job for lost in process.under_way.values()]
         process.under_way.clear()
-        process.ring.close()
-        if not self._processes:
-            self._lost += [job for _, _, _, job, *_ in self._waiting]
-            self._waiting.clear()
 
     def _tick(self) -> None:
         """Look after the processes, once a second while there are any."""
         self._is_ticking = False
-        self._ended = [program for program in self._ended if program.poll() is None]
+        ended, self._ended = self._ended, []
+        for program, places in ended:
+            if program.poll() is None:
+                self._ended.append((program, places))
+            else:
+                _release_all(places)
         if self._is_closed:
             return
         self._idle_ticks += 1
@@ -517,3 +510,8 @@ class FetchProcesses(Generic[JobT]):
         if self._processes or self._ended:
             self._is_ticking = True
             self._watcher.call_later(_TICK_SECONDS, self._tick)
+
+
+def _release_all(places: Sequence[Granted]) -> None:
+    for granted in places:
+        granted.release()

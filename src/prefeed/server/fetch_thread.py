@@ -6,19 +6,19 @@ the lock of the interpreter; and a shard is read to its end before a process wou
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from prefeed.core.requests import START_OF_BLOCKS
 from prefeed.server.fetch_process import FetchProcess, ServerGoneError
 from prefeed.server.fetch_processes import FetchProcesses, JobT, Program, Watcher
-from prefeed.server.fetch_ring import Ring
+from prefeed.store.log import LogWriter
 from prefeed.system.clock import Clock
 
-_RING_BYTES: Final = 64 * 1024**2
 _END_SECONDS: Final = 60.0
 
 
@@ -31,28 +31,32 @@ class FetchThread(FetchProcesses[JobT]):
     begins_at_once = True
     first_limit = START_OF_BLOCKS
 
-    def __init__(self, *, watcher: Watcher, clock: Clock) -> None:
+    def __init__(self, tier: LogWriter, *, watcher: Watcher, clock: Clock) -> None:
         """Start none yet; see ``FetchProcesses``."""
-        super().__init__(number=1, watcher=watcher, clock=clock)
+        super().__init__(tier, number=1, watcher=watcher, clock=clock)
 
-    def _ring_bytes(self) -> int:
-        return _RING_BYTES
-
-    def _begun(self, sock: socket.socket, ring: Ring) -> Program:
-        return _Fetcher(sock.dup(), mmap.mmap(ring.fd, ring.size_bytes))
+    def _begun(self, sock: socket.socket) -> Program:
+        return _Fetcher(sock.dup(), self._tier.segments)
 
 
 class _Fetcher:
     """The thread. It ends when the server's end of its socket is closed."""
 
-    def __init__(self, sock: socket.socket, memory: mmap.mmap) -> None:
-        self._sock = sock
-        self._memory = memory  # its own: it may write there until it ends
-        self._thread = threading.Thread(target=self._run, name="prefeed-parts", daemon=True)
+    def __init__(self, sock: socket.socket, segments: Sequence[int]) -> None:
+        with ExitStack() as undo:
+            undo.callback(sock.close)
+            own: list[int] = []  # segments: it may write until it ends
+            for segment in segments:
+                own.append(os.dup(segment))
+                undo.callback(os.close, own[-1])
+            fetcher = FetchProcess(sock, own)
+            undo.callback(fetcher.close)
+            opened = undo.pop_all()
+        self._thread = threading.Thread(target=_fetch, args=(fetcher, opened), name="prefeed-parts", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as err:  # no more threads are to be had
-            self._close()
+            opened.close()
             raise OSError(str(err)) from err
 
     @property
@@ -72,16 +76,7 @@ class _Fetcher:
         self._thread.join(_END_SECONDS)
         return 0
 
-    def _run(self) -> None:
-        fetcher = FetchProcess(self._sock, self._memory)
-        try:
-            fetcher.run()
-        except ServerGoneError:
-            pass
-        finally:
-            fetcher.close()
-            self._close()
 
-    def _close(self) -> None:
-        self._sock.close()
-        self._memory.close()
+def _fetch(fetcher: FetchProcess, opened: ExitStack) -> None:
+    with opened, suppress(ServerGoneError):
+        fetcher.run()

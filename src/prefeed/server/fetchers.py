@@ -14,7 +14,7 @@ from prefeed.core.actions import Placement, Ticket
 from prefeed.errors import PrefeedError, SourceError
 from prefeed.server.counting import Where
 from prefeed.server.disk import DiskTier
-from prefeed.server.fetch_processes import Delivery, FetchProcesses, Lease
+from prefeed.server.fetch_processes import Delivery, FetchProcesses, Granted
 from prefeed.sources.answers import require_listed, version_without_etag
 from prefeed.sources.blocks import BlockSource
 from prefeed.sources.catalogue_writer import CatalogueWriter
@@ -24,6 +24,7 @@ from prefeed.sources.posix import PosixSource, stat_files
 from prefeed.sources.protocol import QuickSource, Source
 from prefeed.sources.quick_fetches import QuickOrigin
 from prefeed.sources.quick_heads import WHOLE
+from prefeed.store.log import value_size
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, FetchedObject
 
@@ -64,6 +65,7 @@ class Job:
         ticket: Of whom.
         source: Whom to ask.
         manifest: What lists it.
+        key: Of its entry; nothing where its version is not known.
         lasting_key: Where disk and pool may have the answer, nothing when it is not known.
         held: Of a file of a catalogue, what another one has of it: if it has not changed, nothing is opened.
         started: By the clock.
@@ -73,6 +75,7 @@ class Job:
     ticket: Ticket
     source: Source
     manifest: Manifest | CatalogueWriter
+    key: bytes = b""
     lasting_key: bytes = b""
     held: Held = NOTHING
     started: float = 0.0
@@ -125,8 +128,7 @@ class Result:
         error: Why nothing came.
         seconds: How long the request took.
         where: Who had the answer.
-        lease: Who lends the bytes; None: they are the result's own.
-        value_sum: Of the bytes under the key that the listing has for them; 0: not made.
+        granted: The bytes, where a process has written them to the tier; ``fetched`` has none then.
     """
 
     job: Job
@@ -134,18 +136,24 @@ class Result:
     error: SourceError | None
     seconds: float
     where: Where = Where.ORIGIN
-    lease: Lease | None = None
-    value_sum: int = 0
+    granted: Granted | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of what came; 0 after an error."""
+        if self.fetched is None:
+            return 0
+        return value_size(self.fetched.data) if self.granted is None else len(self.granted)
 
     def release(self) -> None:
-        """The bytes are stored, or not wanted: what lends them may use their memory again."""
-        if self.lease is not None:
-            self.lease.release()
+        """Free the place of bytes that were not published."""
+        if self.granted is not None:
+            self.granted.release()
 
-    def kept_data(self) -> Buffer:
-        """Return the bytes for somebody who keeps them after ``release``."""
+    def data(self) -> Buffer | None:
+        """Return the bytes, a copy of them where they are in the tier; None where the tier was cleared since."""
         assert self.fetched is not None
-        return self.fetched.data if self.lease is None else bytes(self.fetched.data)
+        return self.fetched.data if self.granted is None else self.granted.read()
 
 
 class Fetchers:
@@ -227,7 +235,7 @@ class Fetchers:
         self._queue(job)
 
     def take(self, most: int) -> list[Result | CheckResult]:
-        """Return results that came in since, at most that many; the caller releases those that are lent."""
+        """Return results that came in since, at most that many; the caller publishes or releases what is in the tier."""
         results: list[Result | CheckResult] = []
         self._hand_over_looked_up()
         for carrier in self._carriers():
@@ -299,9 +307,8 @@ class Fetchers:
             if (result := _delivered(delivery)) is not None:
                 results.append(result)
                 if self._pool is not None and result.fetched is not None:
-                    kept = replace(result.fetched, data=result.kept_data())
                     with suppress(Exception):  # as in a thread
-                        offer_to_pool(self._pool, replace(result, fetched=kept))
+                        offer_to_pool(self._pool, result)
             else:
                 self._queue([delivery.job])
         for job in processes.take_lost():
@@ -418,7 +425,7 @@ class Fetchers:
 
 def _quick_bytes(job: Job) -> int | None:
     """Return the object's size where a fetch process may make the request, if its source has an origin for it; else None."""
-    if job.is_for_threads or job.held.keys:
+    if job.is_for_threads or job.held.keys or not job.key:
         return None
     size = int(job.manifest.sizes[job.ticket.object_id])
     return None if size == UNKNOWN_SIZE else size
@@ -438,30 +445,31 @@ def _try_process(job: Job, origin: QuickOrigin, processes: FetchProcesses[Job]) 
     path = manifest.path(ticket.object_id)
     target = source.quick_target(path)  # type: ignore[attr-defined] # it has an origin for fetch processes
     first = source.quick_first(path) if isinstance(source, BlockSource) else WHOLE
-    is_kept = ticket.placement is Placement.RESIDENT and not manifest.grows
-    key = manifest.key(ticket.object_id) if is_kept else b""
-    return processes.try_fetch(origin, target, size_bytes, job, is_demanded=ticket.is_demanded, key=key, first=first)
+    return processes.try_fetch(
+        origin, target, size_bytes, job, key=job.key, is_transient=ticket.placement is Placement.TRANSIENT,
+        is_demanded=ticket.is_demanded, first=first,
+    )  # fmt: skip
 
 
 def _delivered(delivery: Delivery[Job]) -> Result | None:
     """Return what a process has brought; None when the answer was odd: then a thread is to ask again."""
-    job, lease = delivery.job, delivery.lease
-    if lease is None:
+    job, granted = delivery.job, delivery.granted
+    if granted is None:
         path = job.manifest.path(job.ticket.object_id)
         error = cast("QuickSource", job.source).quick_failure(path, delivery.failure)
         job.is_for_threads = error is None
         return None if error is None else Result(job, None, error, delivery.seconds)
-    version = delivery.version
+    version, object_bytes = delivery.version, delivery.object_bytes or len(granted)
     if not version:
-        version = version_without_etag(delivery.modified_seconds, delivery.object_bytes or lease.data.nbytes)
+        version = version_without_etag(delivery.modified_seconds, object_bytes)
     if isinstance(job.source, BlockSource):
         path = job.manifest.path(job.ticket.object_id)
-        changed = job.source.changed(path, version, delivery.object_bytes or lease.data.nbytes)
+        changed = job.source.changed(path, version, object_bytes)
         if changed is not None:
-            lease.release()
+            granted.release()
             return Result(job, None, changed, delivery.seconds)
-    fetched = FetchedObject(data=lease.data, version=version, modified_seconds=delivery.modified_seconds)
-    return Result(job, fetched, None, delivery.seconds, Where.ORIGIN, lease, delivery.value_sum)
+    fetched = FetchedObject(data=b"", version=version, modified_seconds=delivery.modified_seconds)
+    return Result(job, fetched, None, delivery.seconds, Where.ORIGIN, granted)
 
 
 def _asked(job: Job) -> FetchedObject:
@@ -545,9 +553,9 @@ def offer_to_pool(pool: PoolTier, result: Result) -> None:
     key = job.lasting_key
     if job.manifest.grows:
         path = job.manifest.path(job.ticket.object_id)
-        key = entry_key(job.manifest.url, path, fetched.version, memoryview(fetched.data).nbytes)
-    if key:
-        pool.offer(key, fetched.data)
+        key = entry_key(job.manifest.url, path, fetched.version, result.size_bytes)
+    if key and (data := result.data()) is not None:
+        pool.offer(key, data)
 
 
 def is_changed(result: Result) -> bool:
@@ -556,8 +564,8 @@ def is_changed(result: Result) -> bool:
     if result.job.manifest.grows:  # a file has the bytes that it has when it is read
         return False
     manifest, object_id = result.job.manifest, result.job.ticket.object_id
-    size, data = int(manifest.sizes[object_id]), result.fetched.data
-    if size != (data.nbytes if isinstance(data, memoryview) else len(data)) and size != UNKNOWN_SIZE:
+    size = int(manifest.sizes[object_id])
+    if size not in (result.size_bytes, UNKNOWN_SIZE):
         return True
     listed, seen = manifest.version_hash(object_id), result.fetched.version
     return bool(listed) and bool(seen) and version_hash(seen) != listed

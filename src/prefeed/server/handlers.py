@@ -18,7 +18,7 @@ import numpy.typing as npt
 from prefeed.config import SERVER_SETTINGS, Config
 from prefeed.core.actions import Outcome
 from prefeed.core.plan import MOST_BYTES
-from prefeed.errors import PrefeedError, ServerError, StoreError, VersionMismatchError
+from prefeed.errors import PrefeedError, ServerError, VersionMismatchError
 from prefeed.server.dataset_opener import Openings, Waiter, explained
 from prefeed.server.datasets import Dataset
 from prefeed.server.loop import NO_DESCRIPTORS, Connection, Loop, lack_of_descriptors
@@ -30,7 +30,6 @@ from prefeed.sources.manifest import Manifest
 from prefeed.sources.urls import canonical_url, is_of_store
 from prefeed.sources.views import Views
 from prefeed.sources.written import Change, WrittenFiles, still_open
-from prefeed.store.namespaces import is_foreign
 from prefeed.system.clock import Clock
 from prefeed.system.machine import network_namespace
 from prefeed.system.paths import is_in, path_below
@@ -64,7 +63,6 @@ class Handlers:
         self._will_settle = False
         self._runtime_dir = runtime_dir
         self._own_dir = own_dir
-        self._store_dir = store_dir
         self._version = version("prefeed")
         self.observer: Observer = Observer(
             config, clock=clock, store_dir=store_dir, on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics_url
@@ -73,7 +71,6 @@ class Handlers:
         self._views = Views()
         self._consumers: dict[Connection, set[int]] = {}
         self._warm_consumers: dict[Connection, set[int]] = {}
-        self._foreign: set[Connection] = set()
         self._handlers: dict[type[m.Message], Callable[[Connection, Any], m.Message | None]] = {
             m.OpenDataset: self._open_dataset,
             m.RenewAccess: self._renew_access,
@@ -93,7 +90,6 @@ class Handlers:
             m.Suppose: self._suppose,
             m.GetReadCounts: self._read_counts,
             m.Lost: self._lost,
-            m.StoreDamaged: lambda _, r: self.node.damaged(r.identity),
             m.Locate: self._locate,
             m.GetStatus: lambda *_: m.StatusReport(self.observer.status()),
             m.GetStatistics: lambda *_: m.StatisticsReport(self.observer.statistics()),
@@ -109,9 +105,10 @@ class Handlers:
             m.Stop: self._stop,
         }
 
-    def bind(self, loop: Loop, node: Node, sessions: Sessions) -> None:
-        """Answer through this loop, for this node and its sessions; once, before the first message."""
+    def bind(self, loop: Loop, node: Node, sessions: Sessions, descriptors: Sequence[int]) -> None:
+        """Answer through this loop, for this node, its sessions and the files of its tier; once, before the first message."""
         self.loop, self.node, self.sessions = loop, node, sessions
+        self._descriptors = descriptors
         self.observer.bind(loop, node, sessions)
         self._openings = Openings(
             self._config,
@@ -155,21 +152,17 @@ class Handlers:
             self._fail(connection, message, PrefeedError(text))
 
     def on_closed(self, connection: Connection) -> None:
-        """A client is gone: its plans are over, and what it pinned in the tier is reclaimed."""
+        """A client is gone: its plans are over."""
         for consumer in self._consumers.pop(connection, ()):
             self.node.end_consumer(consumer)
         for consumer in self._warm_consumers.pop(connection, ()):
             self._warm_ups.abandon(consumer)
         self.sessions.leave(connection)
-        if connection in self._foreign:
-            self._foreign.discard(connection)
-            self._expect_foreign_readers()
         if connection.view is not None:
             connection.view.detach()
             for dataset in self.node.datasets.values():
                 dataset.choose_view()
         self._settle_later()
-        self.node.reclaim_dead_readers()
 
     # ------------------------------------------------------------ greeting, status, end
 
@@ -183,25 +176,16 @@ class Handlers:
             return
         _see_as(connection, hello, self._views)
         connection.is_greeted = True
-        if is_foreign(hello.namespace):
-            self._foreign.add(connection)
-            self._expect_foreign_readers()
         settings = {name: str(getattr(self._config, name)) for name in SERVER_SETTINGS}
         settings |= {
             "workers": str(self._config.limits.max_in_flight),
             "log_level": str(logging.getLogger("prefeed").level // 10 - 1),
         }
         welcome = m.Welcome(
-            self._version, os.getpid(), str(self._store_dir), self._instance, self.observer.notices, settings,
-            home=place_of(self._config.home), store=place_of(self._store_dir),
+            self._version, os.getpid(), self._instance, self.observer.notices, settings, home=place_of(self._config.home)
         )  # fmt: skip
+        connection.descriptors = self._descriptors
         self.loop.send(connection, welcome)
-
-    def _expect_foreign_readers(self) -> None:
-        try:
-            self.node.expect_foreign_readers(bool(self._foreign))
-        except StoreError as err:
-            self.node.count_error(err.code)
 
     def _stop(self, _: Connection, request: m.Stop) -> m.Stopping:
         self.is_stopping = True

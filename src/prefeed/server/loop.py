@@ -11,7 +11,7 @@ import resource
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,6 +103,7 @@ class Connection:
         self.is_cut_short = False  # there was no descriptor for that
         self.view: View | None = None  # what the client sees, if that is not what this process sees
         self.shares_network = True
+        self.descriptors: Sequence[int] = ()  # that go with the next bytes
 
     def reach(self, options: dict[str, str] | None, proxies: dict[str, str]) -> Reach:
         """Return how the client reaches its origins, with these options of its store, if it has told any."""
@@ -293,7 +294,11 @@ class Loop:
 
     def _flush(self, connection: Connection) -> None:
         try:
-            sent = connection.sock.send(connection.outgoing) if connection.outgoing else 0
+            if connection.outgoing and connection.descriptors:
+                sent = socket.send_fds(connection.sock, [connection.outgoing], connection.descriptors)
+                connection.descriptors = ()
+            else:
+                sent = connection.sock.send(connection.outgoing) if connection.outgoing else 0
         except BlockingIOError:
             sent = 0
         except OSError:

@@ -38,15 +38,12 @@ from prefeed.store.capacity import (
     default_budget_bytes,
     disk_limits,
     memory_limits,
-    within_address_space,
 )
 from prefeed.store.directory import choose_own_dir, require_private
-from prefeed.store.layout import MIN_BUDGET_BYTES
+from prefeed.store.log import MIN_BUDGET_BYTES, LogWriter
+from prefeed.store.memory import MemoryFiles
 from prefeed.store.node_directory import BEAT_SECONDS, NODES, NodeDirectory, remove_from_killed, remove_left
 from prefeed.store.node_directory import remove_unused as remove_unused_directories
-from prefeed.store.writer import TierWriter
-from prefeed.system.memory import address_space
-from prefeed.system.memory_nodes import spread_new_pages
 from prefeed.system.removing import remove_tree
 from prefeed.system.signals import END_SIGNALS, ignore_job_signals
 from prefeed.system.trust import open_own
@@ -96,39 +93,40 @@ def run_foreground(config: Config, *, port: int = 0) -> int:
     """
     allow_descriptors(all_of_them=True)
     runtime_dir = make_runtime_dir(config.runtime_dirs)
+    files = MemoryFiles()
+    files.guard()  # before there are threads, locks and sockets
     with (
-        ignore_job_signals(), _only_server(config, runtime_dir), _held_port(port), _node_directory(config) as own,
-        _stores(config, own) as (tier, sessions, on_tmpfs, notices, grant), closing(MetricsEndpoint(config.metrics)) as metrics,
+        closing(files), ignore_job_signals(), _only_server(config, runtime_dir), _held_port(port), _node_directory(config) as own,
+        _stores(config, own, files) as (tier, store_dir, sessions, on_tmpfs, notices, grant), closing(MetricsEndpoint(config.metrics)) as metrics,
     ):  # fmt: skip
-        _remove_unused(config, own, runtime_dir, tier.directory)
+        _remove_unused(config, own, runtime_dir, store_dir)
         for notice in filter(None, (metrics.notice, few_descriptors())):
             notices = (*notices, notice)
             print(f"prefeed: {notice}", file=sys.stderr, flush=True)
         handlers = Handlers(
-            config, clock=time.monotonic, runtime_dir=runtime_dir, own_dir=own.path, store_dir=tier.directory,
+            config, clock=time.monotonic, runtime_dir=runtime_dir, own_dir=own.path, store_dir=store_dir,
             on_tmpfs=on_tmpfs, notices=notices, metrics_url=metrics.url,
         )  # fmt: skip
         loop = Loop(runtime_dir, clock=time.monotonic, on_message=handlers.on_message, on_closed=handlers.on_closed)
         disk = _disk_tier(config, sessions.disk)
         pool = open_pool(config)
-        processes = _fetch_processes(config, loop)
+        processes = _fetch_processes(config, tier, loop)
         node = Node(
             config, tier, clock=time.monotonic, wake=loop.wake, call_later=loop.call_later, disk=disk, pool=pool,
             processes=processes,
         )  # fmt: skip
         if processes is not None:
-            node.fetchers.fetch_parts_in(FetchThread(watcher=loop, clock=time.monotonic))
+            node.fetchers.fetch_parts_in(FetchThread(tier, watcher=loop, clock=time.monotonic))
         sessions.share_memory_with(node)
-        _say_damage(node, tier, sessions, disk)
-        handlers.bind(loop, node, sessions)
+        _say_damage(node, sessions, disk)
+        handlers.bind(loop, node, sessions, files.descriptors)
         watch = MemoryWatch(
-            store_dir=tier.directory, asked_bytes=grant.asked_bytes, granted_bytes=grant.granted_bytes, notice=grant.notice,
-            node=node, sessions=sessions,
+            asked_bytes=grant.asked_bytes, granted_bytes=grant.granted_bytes, notice=grant.notice, node=node, sessions=sessions,
         )  # fmt: skip
         handlers.observer.memory_notice = lambda: watch.notice
         try:
             metrics.start(Questions(loop.call_soon, handlers.observer.observe))
-            _keep_in_use(own, (runtime_dir, tier.directory), node, loop)
+            _keep_in_use(own, (runtime_dir, store_dir), node, loop)
             _watch_memory(watch, loop)
             allow_descriptors(all_of_them=False)
             _serve(config, handlers, loop, node)
@@ -143,7 +141,8 @@ def run_foreground(config: Config, *, port: int = 0) -> int:
                 disk.close()  # before the catalogues, which name what it is to keep
             node.close()
             sessions.remove_memory()
-            tier.destroy()
+            with suppress(OSError):
+                store_dir.rmdir()
             loop.close()
     return 0
 
@@ -154,7 +153,6 @@ def main() -> int:
         os.umask(0o077)  # what a server makes is its user's alone
         arguments = _parse_arguments()
         config = resolve()
-        spread_new_pages()
         forget_store_environment()
         logging.basicConfig(format="%(message)s")
         logging.getLogger("prefeed").setLevel(_LOG_LEVELS[arguments.log_level])
@@ -293,14 +291,14 @@ def _held_port(port: int) -> Iterator[None]:
 
 
 @contextmanager
-def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]]:
-    """Yield the directory of the disk tier, which no other server has, made if there is to be such a tier; and if it is suspect.
+def _held_disk(config: Config, own: NodeDirectory) -> Iterator[Path]:
+    """Yield the directory of the disk tier, which no other server has, made if there is to be such a tier.
 
     Raises:
         ServerError: It cannot be made, or another home's server has it.
     """
     if not config.disk.size_bytes:
-        yield own.path / _DISK, False
+        yield own.path / _DISK
         return
     directory, held = own.path / _DISK, None
     try:
@@ -319,16 +317,18 @@ def _held_disk(config: Config, own: NodeDirectory) -> Iterator[tuple[Path, bool]
             "PREFEED_DISK"
         ) from err
     if held is None:
-        yield directory, own.is_suspect
+        yield directory
         return
     assert config.disk.directory is not None
     with closing(held):
         remove_unused_directories(config.disk.directory, keep=held.path)
-        yield held.path, held.is_suspect
+        yield held.path
 
 
 @contextmanager
-def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Sessions, bool, tuple[str, ...], _Grant]]:
+def _stores(
+    config: Config, own: NodeDirectory, files: MemoryFiles
+) -> Iterator[tuple[LogWriter, Path, Sessions, bool, tuple[str, ...], _Grant]]:
     """Open the memory tier where there is room for it, beside the sessions; yield also what differs from the settings."""
     name = f"prefeed-{os.getuid()}-{config.node_id}" + (f"-{own.number:x}" if own.number else "")
     parent, on_tmpfs, warning = choose_store_dir(config.memory_dir, own.path, store_name=name)
@@ -338,39 +338,35 @@ def _stores(config: Config, own: NodeDirectory) -> Iterator[tuple[TierWriter, Se
             remove_tree(left, ignore_errors=True)
     remove_from_killed(own.path.parent, _TIER_ON_DISK, keep=own.path)
     limits = memory_limits(store_dir)
-    asked = default_budget_bytes(limits) if config.memory is None else config.memory
-    space = address_space()
-    asked, mapped = within_address_space("memory", asked, space)
+    asked = default_budget_bytes(limits.memory) if config.memory is None else config.memory
     budget, reason = clamp_budget(asked, limits)
-    with _held_disk(config, own) as (disk_dir, is_suspect):
-        disk, disk_reason = _disk_room(config, disk_dir, space, is_suspect=is_suspect)
-        notices = tuple(text for text in (warning, taken, mapped, disk_reason) if text)
+    with _held_disk(config, own) as disk_dir:
+        disk, disk_reason = _disk_room(config, disk_dir)
+        notices = tuple(text for text in (warning, taken, disk_reason) if text)
         for text in (*notices, *([reason] if reason else [])):
             print(f"prefeed: {text}", file=sys.stderr, flush=True)
         if budget < MIN_BUDGET_BYTES:
             with suppress(OSError):
                 store_dir.rmdir()  # one that holds nothing
             raise ConfigError(
-                f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and {store_dir} may take {budget}; "
-                + (mapped or reason or "raise PREFEED_MEMORY, or set PREFEED_MEMORY_DIR to a directory with more room")
+                f"a memory tier needs at least {MIN_BUDGET_BYTES} bytes, and may take {budget}; "
+                + (reason or "raise PREFEED_MEMORY")
             )
         if not on_tmpfs:  # its values have no sums, and the power may have gone since
             SessionFiles(store_dir).remove_all()
         memory = Room(store_dir, budget)
         sessions = Sessions(memory, disk)
-        tier = TierWriter.open(store_dir, budget_bytes=memory.shares.objects_limit_bytes)
+        tier = LogWriter(files.index, files.segments, budget_bytes=memory.shares.objects_limit_bytes)
         try:
-            yield tier, sessions, on_tmpfs, notices, _Grant(asked, budget, reason)
+            yield tier, store_dir, sessions, on_tmpfs, notices, _Grant(asked, budget, reason)
         finally:
-            tier.close()
             sessions.close()
 
 
-def _say_damage(node: Node, tier: TierWriter, sessions: Sessions, disk: DiskTier | None) -> None:
+def _say_damage(node: Node, sessions: Sessions, disk: DiskTier | None) -> None:
     """Say and count what earlier servers left that could not be used."""
     again = "lost objects are fetched again"
     found = [
-        *([f"the memory tier in {tier.directory} was damaged ({tier.damage}): {again}"] if tier.damage else ()),
         *([f"the disk tier was damaged ({disk.damage}), and is emptied: {again}"] if disk and disk.damage else ()),
         *sessions.damage,
     ]
@@ -379,9 +375,7 @@ def _say_damage(node: Node, tier: TierWriter, sessions: Sessions, disk: DiskTier
         print(f"prefeed: {text}", file=sys.stderr, flush=True)
 
 
-def _disk_room(
-    config: Config, directory: Path, space: tuple[int, int] | None, *, is_suspect: bool
-) -> tuple[Room | None, str | None]:
+def _disk_room(config: Config, directory: Path) -> tuple[Room | None, str | None]:
     """Return the room on disk, None when the node is to have none; and what is to be said about it."""
     if not config.disk.size_bytes:
         return None, None
@@ -389,8 +383,7 @@ def _disk_room(
         directory, asked_bytes=config.disk.size_bytes, floor_bytes=config.limits.disk_free_bytes
     )
     notice = disk_notice(config.disk.size_bytes, budget, floor, directory)
-    budget, mapped = within_address_space("the disk tier", budget, space)
-    return Room(directory, budget, floor_bytes=floor, on_disk=True, is_suspect=is_suspect), mapped or notice
+    return Room(directory, budget, floor_bytes=floor, on_disk=True), notice
 
 
 def disk_notice(asked_bytes: int, budget_bytes: int, floor_bytes: int, directory: Path) -> str | None:
@@ -439,11 +432,11 @@ def _signals_that_stop(handlers: Handlers, loop: Loop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _fetch_processes(config: Config, loop: Loop) -> FetchProcesses[Job] | None:
+def _fetch_processes(config: Config, tier: LogWriter, loop: Loop) -> FetchProcesses[Job] | None:
     """Return the processes that fetch, not started yet; None when the server is to fetch itself."""
     if config.fetch_processes == 0:
         return None
-    return FetchProcesses(number=config.fetch_processes, watcher=loop, clock=time.monotonic)
+    return FetchProcesses(tier, number=config.fetch_processes, watcher=loop, clock=time.monotonic)
 
 
 _CLIENT: Final = "pymemcache"

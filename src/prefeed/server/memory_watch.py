@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from prefeed.errors import StoreError
 from prefeed.server.node import Node
 from prefeed.server.sessions import Sessions
 from prefeed.store.capacity import MemoryLimits, plan_budget
-from prefeed.store.layout import MIN_BUDGET_BYTES
-from prefeed.system.files import free_bytes
+from prefeed.store.log import MIN_BUDGET_BYTES
 from prefeed.system.memory import Memory, read_memory, reserve_bytes
 
 _log = logging.getLogger("prefeed")
@@ -40,13 +38,12 @@ class MemoryWatch:
     """
 
     def __init__(
-        self, *, store_dir: Path, asked_bytes: int, granted_bytes: int, notice: str | None, node: Node, sessions: Sessions,
+        self, *, asked_bytes: int, granted_bytes: int, notice: str | None, node: Node, sessions: Sessions,
         read: Callable[[], Memory] = read_memory,
     ) -> None:  # fmt: skip
         """Watch for a server.
 
         Args:
-            store_dir: Where the tier lies.
             asked_bytes: What the settings ask for.
             granted_bytes: What was granted when the server started.
             notice: And why it was not more.
@@ -55,7 +52,6 @@ class MemoryWatch:
             read: Returns the memory that there is.
         """
         self.notice = notice
-        self._store_dir = store_dir
         self._asked_bytes = asked_bytes
         self._granted_bytes = granted_bytes
         self._node = node
@@ -66,15 +62,14 @@ class MemoryWatch:
         """Grant less or more, if that is needed; returns after how many seconds to look again."""
         try:
             return self._look()
-        except (OSError, StoreError) as err:  # the store's directory was removed, say: who writes there tells of it
+        except (OSError, StoreError) as err:  # for example, the directory of the stage caches was removed
             self._node.count_error(err.code if isinstance(err, StoreError) else StoreError.code)
             return CALM_SECONDS
 
     def _look(self) -> float:
-        self._node.renew_removed_tier()
         memory = self._read()
         taken = self._node.tier_bytes + self._sessions.memory_bytes
-        limits = MemoryLimits(memory=memory, free_bytes=free_bytes(self._store_dir), taken_bytes=taken)
+        limits = MemoryLimits(memory=memory, taken_bytes=taken)
         budget, self.notice = plan_budget(self._granted_bytes, self._asked_bytes, limits)
         budget = max(budget, MIN_BUDGET_BYTES)
         if budget < self._granted_bytes and taken > budget:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from prefeed.core.plan import Window
 from prefeed.core.requests import RetryPolicy
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import ABSENT, FETCHING
-from prefeed.errors import PassedThroughError, StoreDamagedError, StoreError, ThrottledError, TierFullError
+from prefeed.errors import PassedThroughError, ThrottledError, TierFullError
 from prefeed.server.checks import Checks
 from prefeed.server.counting import Counts, Where, read_counts_of, statistics_of
 from prefeed.server.datasets import Dataset, Opened, Registry
@@ -32,7 +31,7 @@ from prefeed.server.fetch_processes import FetchProcesses
 from prefeed.server.fetchers import NOTHING, CheckResult, Fetchers, Held, Job, Result, is_changed
 from prefeed.server.sharing import Sharing
 from prefeed.sources.protocol import Source
-from prefeed.store.writer import TierWriter
+from prefeed.store.log import LogWriter, capacity_within
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, ClearResult, ReadCounts, Statistics
 
@@ -46,7 +45,6 @@ IN_OWN_THREADS = "reads-in-threads-of-its-own"
 """Counts files that a dataset opened in threads that no sample has started: whose they are is not known, so they are not cached."""
 
 _log = logging.getLogger("prefeed")
-_EVERYTHING = 1 << 60
 _GROUP = 64
 """Most entries in one commit: some milliseconds of work."""
 
@@ -64,7 +62,7 @@ class Node:
     def __init__(
         self,
         config: Config,
-        tier: TierWriter,
+        tier: LogWriter,
         *,
         clock: Clock,
         wake: Callable[[], None],
@@ -74,13 +72,13 @@ class Node:
         processes: FetchProcesses[Job] | None = None,
     ) -> None:
         self.config, limits = config, config.limits
-        self.scheduler: Scheduler = Scheduler(budget_bytes=tier.capacity_bytes, lookahead_bytes=limits.lookahead_bytes)
+        self.scheduler: Scheduler = Scheduler(
+            budget_bytes=capacity_within(tier.budget_bytes), lookahead_bytes=limits.lookahead_bytes
+        )
         self.fetchers: Fetchers = Fetchers(
             max_threads=limits.max_in_flight, clock=clock, wake=wake, disk=disk, pool=pool, processes=processes
         )
-        entries = ((key, size) for key, size, _ in tier.entries())
-        self.registry: Registry = Registry(self.scheduler, entries, max_in_flight=limits.max_in_flight, clock=clock)
-        self.scheduler.set_budget(tier.capacity_bytes)
+        self.registry: Registry = Registry(self.scheduler, max_in_flight=limits.max_in_flight, clock=clock)
         self.datasets: dict[int, Dataset] = self.registry.datasets
         self.disk = disk
         self.pool = pool
@@ -89,8 +87,6 @@ class Node:
         self.checks: Checks = Checks(self.datasets, self.scheduler, submit=self.fetchers.submit_check)
         self._sharing = Sharing(self.registry, self.scheduler)
         self._tier = tier
-        self._granted_bytes = _EVERYTHING
-        self._scattered_bytes = 0  # free in the tier, and not to be given back
         self._clock = clock
         self._call_later = call_later
         self._retry = RetryPolicy(deadline_seconds=limits.retry_seconds)
@@ -102,46 +98,26 @@ class Node:
         self._counts = Counts()
 
     def resize_tier(self, budget_bytes: int) -> int:
-        """The tier may take so much from now on; returns what it may take, more when its file has more already."""
-        self._granted_bytes = self._tier.resize(budget_bytes)
-        self.scheduler.set_budget(self._budget_bytes())
-        return self._granted_bytes
+        """Let the tier take so much from now on; return what it may take, more when its files have more already."""
+        self._tier.budget_bytes = budget_bytes
+        self.scheduler.set_budget(capacity_within(budget_bytes))
+        return max(budget_bytes, self._tier.file_bytes())
 
     def press_tier(self, budget_bytes: int) -> int:
-        """The tier may take so much from now on, and what it has taken beyond that goes back to the kernel.
-
-        Returns what it takes now, which may still be more: it goes back part by part, and after readers have left their
-        batches. Where what is free lies too scattered to go back, more values go, the next time.
-        """
-        before = self._tier.file_bytes
-        if budget_bytes > self._granted_bytes:
-            self._scattered_bytes = 0
-        self._tier.resize(budget_bytes)
-        self._granted_bytes = budget_bytes
-        budget = self._budget_bytes()
-        if budget < self.scheduler.residency.budget_bytes:
-            self.scheduler.press(budget)
+        """Let the tier take so much from now on, free what it has beyond that, and return what its files take now."""
+        self._tier.budget_bytes = budget_bytes
+        capacity = capacity_within(budget_bytes)
+        if capacity < self.scheduler.residency.budget_bytes:
+            self.scheduler.press(capacity)
         else:
-            self.scheduler.set_budget(budget)
+            self.scheduler.set_budget(capacity)
         self.pump()
-        try:
-            taken = self._tier.give_back(budget_bytes)
-        except StoreError as err:
-            self._counts.errors[err.code] += 1
-            return self._tier.file_bytes
-        if taken > budget_bytes and taken >= before and self._tier.is_scattered:
-            self._scattered_bytes += (taken - budget_bytes) // 2
-        return taken
+        return self._tier.file_bytes()
 
     @property
     def tier_bytes(self) -> int:
-        """What the tier's file has taken of the file system."""
-        return self._tier.file_bytes
-
-    def _budget_bytes(self) -> int:
-        """Return what values may cost: what the tier has room for, and was granted."""
-        granted = self._tier.capacity_within(self._granted_bytes)
-        return max(0, min(self._tier.capacity_bytes, granted) - self._scattered_bytes)
+        """What the tier's files take of memory."""
+        return self._tier.file_bytes()
 
     # ------------------------------------------------------------ datasets
 
@@ -262,18 +238,7 @@ class Node:
         """A reader was told that the object is stored, and did not find it."""
         self.registry.require_ids(dataset, [object_id])
         self._counts.errors["entry-lost"] += 1
-        self.renew_removed_tier()
         self.scheduler.lost(self._remember(answer), dataset, object_id)
-
-    def renew_removed_tier(self) -> None:
-        """Begin anew if somebody has removed the files of the tier: readers that come find none of it."""
-        if not self._tier.is_in_place:
-            self._empty_tier("its files were removed")
-
-    def damaged(self, identity: tuple[int, ...]) -> None:
-        """A reader met damage in the tier: nothing of it is used any more, unless it is another one by now."""
-        if identity == self._tier.identity:
-            self._empty_tier("a reader could not follow its structure")
 
     def consumed(self, consumer: int, dataset: int, ids: npt.NDArray[np.int64], hits: int, direct_reads: int) -> None:
         """Readers are done with these objects."""
@@ -319,17 +284,6 @@ class Node:
         """Check the invariants; raises AssertionError."""
         self.scheduler.validate()
 
-    def reclaim_dead_readers(self) -> None:
-        """Let pages go that a killed reader held."""
-        try:
-            self._tier.reclaim_dead_readers()
-        except StoreError as err:
-            self._counts.errors[err.code] += 1
-
-    def expect_foreign_readers(self, are_expected: bool) -> None:
-        """Let readers of other PID namespaces open the tier; or, once those that are in have left, no more."""
-        self._tier.expect_foreign_readers(are_expected)
-
     def close(self) -> None:
         """Let go of threads and sources; the tiers belong to the caller."""
         self.fetchers.close()
@@ -363,8 +317,9 @@ class Node:
             ticket.started = self._clock()
         dataset.note_lookup()
         has_tiers = self.disk is not None or self.pool is not None
-        key = dataset.lasting_key(ticket.object_id) if has_tiers else b""
-        return Job(ticket, dataset.source, dataset.manifest, key, held)
+        lasting_key = dataset.lasting_key(ticket.object_id) if has_tiers else b""
+        key = b"" if dataset.manifest.grows else dataset.key(ticket.object_id)
+        return Job(ticket, dataset.source, dataset.manifest, key, lasting_key, held)
 
     def _take_in(self, results: list[Result]) -> None:
         puts: list[Result] = []
@@ -374,12 +329,11 @@ class Node:
             if result.fetched is None:
                 self._fetch_failed(result)
                 continue
-            ticket, data, changed = result.job.ticket, result.fetched.data, is_changed(result)
+            ticket, size, changed = result.job.ticket, result.size_bytes, is_changed(result)
             number = ticket.dataset
             if changed and datasets[number].is_shared:
                 self._fetch_failed(replace(result, fetched=None, error=_changed_in_one_view(result)))
                 continue
-            size = len(data) if not isinstance(data, memoryview) else data.nbytes
             self._counts.arrived(result.where, size, result.seconds)
             if result.where is Where.ORIGIN:
                 limit, in_flight = datasets[number].limit, tables[number].in_flight
@@ -401,23 +355,8 @@ class Node:
         for dataset in asked:
             self._apply_limit(dataset)
         if puts:
-            self._ask_for_next(puts)
             self._commit(puts, [])
         self._go_on(results)
-
-    def _ask_for_next(self, puts: list[Result]) -> None:
-        """Let fetch processes have as many requests as these have ended, before they are stored: both take time.
-
-        What threads bring is stored first: its bytes take memory of the server's, which a ring does not.
-        """
-        tables = self.scheduler.tables
-        landed = Counter(result.job.ticket.dataset for result in puts if result.lease is not None)
-        for dataset, number in landed.items():
-            tables[dataset].max_in_flight += number
-        if landed:
-            self._carry_out(self.scheduler.take_actions())
-        for dataset, number in landed.items():
-            tables[dataset].max_in_flight -= number
 
     def _share(self, results: list[Result]) -> list[Result]:
         """Let files that have not changed have the entries that the node holds of them; return the other results."""
@@ -450,13 +389,12 @@ class Node:
 
     def _hold(self, result: Result, placement: Placement) -> None:
         """Keep what does not go to the tier for its readers: those of this turn, or those that a plan expects."""
-        assert result.fetched is not None
         key = (result.job.ticket.dataset, result.job.ticket.object_id)
-        if placement == Placement.ASIDE:
-            self._aside[key] = result.kept_data()
+        is_aside = placement == Placement.ASIDE
+        if (data := result.data()) is not None and (is_aside or not self._is_outdated(result)):
+            (self._aside if is_aside else self._inline)[key] = data
+        if is_aside:
             self.checks.stored(*key)
-        elif not self._is_outdated(result):
-            self._inline[key] = result.kept_data()
 
     def _is_outdated(self, result: Result) -> bool:
         assert result.fetched is not None
@@ -473,58 +411,51 @@ class Node:
                 then()
 
     def _commit(self, puts: list[Result], frees: list[Free]) -> None:
-        """Store and free in one commit, or, if the tier refuses, store nothing and say so."""
-        tickets = [result.job.ticket for result in puts]
+        """Store and free; what the tier refuses is not stored."""
         # What is set aside is not in the tier: what lies there under its key is another's.
         stored = [free for free in frees if (free.dataset, free.object_id) not in self._aside]
         last = [free for free in stored if self._sharing.is_last(free)]
-        keys = [self.registry.key(ticket.dataset, ticket.object_id) for ticket in tickets]
-        try:
-            self._tier.apply(
-                [
-                    (key, result.fetched.data, result.job.ticket.placement == Placement.TRANSIENT)
-                    for key, result in zip(keys, puts, strict=True)
-                    if result.fetched is not None
-                ],
-                [self.registry.key(free.dataset, free.object_id) for free in last],
-                {key: result.value_sum for key, result in zip(keys, puts, strict=True) if result.value_sum},
-            )
-        except StoreError as err:
-            if not isinstance(err, StoreDamagedError):
-                self._counts.errors[err.code] += 1
-            for result in puts:
-                self._hold(result, self.scheduler.refused(result.job.ticket))
-            if isinstance(err, StoreDamagedError):
-                self._empty_tier(str(err.__cause__))
-            if isinstance(err, TierFullError):
-                self.scheduler.set_budget(self._budget_bytes())
-        else:
-            for ticket in tickets:
-                self.scheduler.stored(ticket)
-                if self.datasets[ticket.dataset].manifest.grows:
-                    self._sharing.stored(ticket)
-                    self.checks.stored(ticket.dataset, ticket.object_id)
+        self._tier.free_many([self.registry.key(free.dataset, free.object_id) for free in last])
+        self._store([result for result in puts if result.granted is None], self._put)
+        self._store([result for result in puts if result.granted is not None], self._publish)
         for free in frees:
             self._aside.pop((free.dataset, free.object_id), None)
             self.scheduler.freed(free)
         if len(last) < len(stored):  # what others have as well has made no room
             self.scheduler.set_budget(self.scheduler.residency.budget_bytes)
 
-    def _empty_tier(self, why: str) -> None:
-        """Drop what the tier holds, which cannot be used, and start empty."""
-        self._counts.errors[StoreDamagedError.code] += 1
-        _log.warning(
-            "prefeed: the memory tier in %s cannot be used any more (%s): it begins anew, and lost objects are fetched again",
-            self._tier.directory, why,
-        )  # fmt: skip
+    def _store(self, results: list[Result], store: Callable[[list[Result]], None]) -> None:
+        """Store results, or, if the tier refuses, none of them, and say so."""
+        if not results:
+            return
         try:
-            self._tier.empty()
-        except StoreError as err:
+            store(results)
+        except TierFullError as err:
             self._counts.errors[err.code] += 1
-        for number, ids in self.registry.residents_below(None):
-            for object_id in ids.tolist():
-                self.scheduler.invalidate(number, object_id)
-        self.scheduler.set_budget(self._tier.capacity_bytes)
+            for result in results:
+                self._hold(result, self.scheduler.refused(result.job.ticket))
+            return
+        for result in results:
+            ticket = result.job.ticket
+            self.scheduler.stored(ticket)
+            if self.datasets[ticket.dataset].manifest.grows:
+                self._sharing.stored(ticket)
+                self.checks.stored(ticket.dataset, ticket.object_id)
+
+    def _put(self, results: list[Result]) -> None:
+        items: list[tuple[bytes, Buffer, bool]] = []
+        for result in results:
+            assert result.fetched is not None
+            ticket = result.job.ticket
+            key = self.registry.key(ticket.dataset, ticket.object_id)
+            items.append((key, result.fetched.data, ticket.placement == Placement.TRANSIENT))
+        self._tier.put_many(items)
+
+    def _publish(self, results: list[Result]) -> None:
+        granted = [result.granted for result in results if result.granted is not None]
+        self._tier.publish([(one.key, one.place) for one in granted])
+        for one in granted:
+            one.is_ended = True
 
     def _answer(self, action: Answer) -> None:
         answerer, key = self._answerers.pop(action.token), (action.dataset, action.object_id)
@@ -547,8 +478,9 @@ class Node:
             return
         if not fetched.version and result.where != Where.POOL:
             return
-        if key := self.datasets[ticket.dataset].lasting_key(ticket.object_id):
-            disk.offer(key, result.kept_data())
+        key = self.datasets[ticket.dataset].lasting_key(ticket.object_id)
+        if key and (data := result.data()) is not None:
+            disk.offer(key, data)
 
     def _fetch_failed(self, result: Result) -> None:
         self._counts.asked_origin(result.seconds)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from prefeed.pool.servers import PoolServer, ServerRing, Stored
 from prefeed.pool.values import HEADER_BYTES, claim, claimed_by, is_whole, pool_key, read_header, split
-from prefeed.store.values import value_size
+from prefeed.store.log import value_size
 from prefeed.system.clock import Clock
 from prefeed.types import Buffer, PoolCounts
 

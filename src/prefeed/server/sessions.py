@@ -17,6 +17,7 @@ from prefeed.errors import SessionNotFoundError, SpillingDisabledError, StoreErr
 from prefeed.server.node import Node
 from prefeed.server.tier_budget import CacheKey, Record, Room
 from prefeed.types import CacheInfo, SessionCounts, SessionInfo
+from prefeed.wire.endpoint import place_of
 from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache, OpenCache
 
 DEFAULT_SESSION: Final = 0
@@ -192,6 +193,7 @@ class Sessions:
             instance=record.instance,
             disk_free_bytes=0 if disk is None else disk.floor_bytes,
             memory_most_bytes=self._memory.limit_of(key) + self._memory.free_bytes(key),
+            place=place_of(self._memory.files.path(key)),
         )
 
     def grow_cache(self, client: Hashable, asked: GrowCache) -> CacheGrown:

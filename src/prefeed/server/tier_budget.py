@@ -3,7 +3,7 @@
 What is on the file systems is the truth, and start-up reads it::
 
     <root>/sessions/<session>/<cache>/   cache.json   what the cache is, written when all else is there
-                                         data.mdb lock.mdb claims reads   its readers and writers make these
+                                         store claims reads    its readers and writers make these
            .gone-<random>/               dropped, and not removed yet
 """
 
@@ -21,11 +21,9 @@ import msgspec
 from prefeed.core.shares import Shares
 from prefeed.errors import StoreError
 from prefeed.store.directory import allocated_bytes, is_private, require_private, require_trusted
-from prefeed.store.layout import data_path
-from prefeed.store.namespaces import Holders, is_open_elsewhere, try_trim
 from prefeed.store.read_counts import counted_reads
 from prefeed.store.shared import SharedTier
-from prefeed.store.shared_files import empty_if_damaged
+from prefeed.store.shared_files import Holders, has_store, is_open, try_trim
 from prefeed.system.removing import remove_tree
 
 _RECORD: Final = "cache.json"
@@ -130,7 +128,7 @@ class SessionFiles:
 
     def has_store(self, key: CacheKey) -> bool:
         """Return True when something was ever written to the cache."""
-        return data_path(self.path(key)).exists()
+        return has_store(self.path(key))
 
     def holds_session(self, session: int) -> bool:
         """Return True when the session is here."""
@@ -204,18 +202,14 @@ class Room:
         root: Directory below which the sessions lie.
         budget_bytes: The most that objects and caches may take together.
         floor_bytes: What the file system must keep free.
-        on_disk: Values have sums beside them.
-        is_suspect: As for ``empty_if_damaged``.
+        on_disk: Values have checksums.
 
     **Threads**: the loop's.
     **Invariants**: what the objects may take, all limits, and what dropped caches still hold stay within the budget.
     """
 
-    def __init__(
-        self, root: Path, budget_bytes: int, *, floor_bytes: int = 0, on_disk: bool = False, is_suspect: bool = True
-    ) -> None:
+    def __init__(self, root: Path, budget_bytes: int, *, floor_bytes: int = 0, on_disk: bool = False) -> None:
         self.directory = root
-        self.is_suspect = is_suspect
         self.damage: list[str] = []
         self._on_disk = on_disk
         self.floor_bytes = floor_bytes
@@ -238,9 +232,13 @@ class Room:
 
     def find(self, key: CacheKey, limit_bytes: int) -> None:
         """A cache of an earlier life is here; who has it open may still write up to its limit."""
-        if why := empty_if_damaged(self.files.path(key), on_disk=self._on_disk, is_suspect=self.is_suspect):
-            self.damage.append(f"the cache in {self.files.path(key)} was damaged ({why}): its samples are recomputed")
-        if not self._try_trim(key):
+        trimmed = try_trim(self.files.path(key), on_disk=self._on_disk)
+        if trimmed.num_lost:
+            lost = "all" if trimmed.num_lost < 0 else str(trimmed.num_lost)
+            self.damage.append(f"the cache in {self.files.path(key)} was damaged: {lost} of its samples are recomputed")
+        if trimmed.is_done:
+            self._set(key, self.files.taken_bytes(key))
+        else:
             self._set(key, max(self.files.taken_bytes(key), limit_bytes))
 
     def free_bytes(self, key: CacheKey) -> int:
@@ -260,16 +258,8 @@ class Room:
         return self.shares.limit_of(key)
 
     def contents_of(self, key: CacheKey, *, on_disk: bool = False) -> tuple[int, int]:
-        """Return entries of a cache and their bytes; does not wait, and who has its directory may be stopped: then none."""
-        if not self.files.has_store(key):
-            return 0, 0
-        tier = SharedTier(
-            self.files.path(key), limit_bytes=self.limit_of(key), on_disk=on_disk, patience_seconds=0, adopts=False
-        )
-        try:
-            statistics = tier.statistics()
-        finally:
-            tier.close()
+        """Return entries of a cache and their bytes."""
+        statistics = SharedTier(self.files.path(key), limit_bytes=self.limit_of(key), on_disk=on_disk).statistics()
         return statistics.entries, statistics.value_bytes
 
     def reads_of(self, key: CacheKey) -> tuple[int, int]:
@@ -278,7 +268,7 @@ class Room:
 
     def is_in_use(self, key: CacheKey) -> bool:
         """Return True while some process has the cache open."""
-        return is_open_elsewhere(self.files.path(key))
+        return is_open(self.files.path(key))
 
     def settle(self, key: CacheKey) -> bool:
         """Lower the limit of an unused cache to what its files take. False when some process has it open."""
@@ -321,7 +311,7 @@ class Room:
         self._dropped.clear()
 
     def _try_trim(self, key: CacheKey) -> bool:
-        if not try_trim(self.files.path(key)):
+        if not try_trim(self.files.path(key), on_disk=self._on_disk).is_done:
             return False
         self._set(key, self.files.taken_bytes(key))
         return True

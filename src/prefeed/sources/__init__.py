@@ -10,6 +10,7 @@ Start with ``urls.open_source``, which turns a URL into a ``Source``, and ``libr
 ``store_listing``      listings through obstore: by prefix, by an index file, by WebDAV
 ``quick_fetches``      objects and parts of them over HTTP, many at a time: the client of fetch processes
 ``quick_heads``        heads of the answers that it takes
+``tls``                settings of TLS connections
 ``store_clients``      clients of obstore, which sources share
 ``plain_web``          web servers without lengths, HEAD or ranges, and URLs with a query, by the standard library
 ``plain_s3``           listings and signatures for keys of S3 that obstore refuses

@@ -25,10 +25,10 @@ from obstore import exceptions as store_exceptions
 
 from prefeed.errors import AccessDeniedError, SourceError, TransientSourceError, TruncatedBodyError
 from prefeed.sources.answers import version_without_etag
-from prefeed.sources.quick_fetches import tls_context
 from prefeed.sources.signed_urls import expiry_of
 from prefeed.sources.store_access import CA_BUNDLE, StoreAccess, certificates_of
 from prefeed.sources.store_errors import EXPIRED, translate
+from prefeed.sources.tls import tls_context
 from prefeed.types import FetchedObject, ObjectInfo
 
 _CHUNK_BYTES: Final = 1024**2

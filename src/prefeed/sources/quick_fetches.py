@@ -1,4 +1,4 @@
-"""Objects, or parts of them, over HTTP/1.1, many at a time in one thread, received where the caller wants them: one copy per byte.
+"""Objects, or parts of them, over HTTP/1.1, many at a time in one thread, received into buffers that are used again at once.
 
 It does one thing: a GET whose answer is 200, or of a part 206, and has the expected number of bytes. Any other answer is reported as a
 failure, or as ``ODD``, and the library behind ``ObjectStoreSource`` asks again: redirects, encodings, answers without a length.
@@ -7,21 +7,25 @@ failure, or as ``ODD``, and the library behind ``ObjectStoreSource`` asks again:
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import select
 import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from prefeed.sources.quick_heads import NO_HEAD, WHOLE, parse_head
+from prefeed.sources.tls import tls_context
 
-ROOM_FOR_HEAD_BYTES: Final = 4096
-"""The room for an object is so much larger than the object: the head of the answer lies before it."""
+_HEAD_BYTES: Final = 4096
+"""A buffer is so much larger than the object: the head of the answer comes first."""
+
+_MOST_KEPT_BYTES: Final = 16 * 1024**2
+"""Buffers that are kept for later answers, together: those of answers under way are in the processor's caches, others are not."""
 
 ODD: Final = "odd"
 """An answer that this client does not take. The library may."""
@@ -77,7 +81,6 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         number: As the caller numbered it.
-        start: Where the object begins in the memory.
         version: Its etag, else ``""``.
         modified_seconds: Its time, since 1970, where there is no etag; 0 when the server told none.
         seconds: How long it took.
@@ -86,7 +89,6 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     """
 
     number: int
-    start: int = 0
     version: str = ""
     modified_seconds: int = 0
     seconds: float = 0.0
@@ -94,18 +96,22 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     object_bytes: int = 0
 
 
+Keep = Callable[[int, memoryview], None]
+"""Called with the number of a fetch and its object, which is valid during the call."""
+
+
 class _Fetch:
-    """One request: where its answer goes, and since when it is under way."""
+    """One request, and since when it is under way."""
 
-    __slots__ = ("began", "connection", "end", "first", "is_again", "number", "origin", "size", "start", "target")
+    __slots__ = ("began", "connection", "first", "is_again", "number", "origin", "room", "size", "target")
 
-    def __init__(self, number: int, origin: _Origin, target: bytes, place: tuple[int, int], first: int) -> None:
+    def __init__(self, number: int, origin: _Origin, target: bytes, size: int, first: int) -> None:
         self.number = number
         self.first = first  # byte of the object, or WHOLE
         self.origin = origin
         self.target = target
-        self.start, self.size = place
-        self.end = self.start + ROOM_FOR_HEAD_BYTES + self.size
+        self.size = size
+        self.room = _HEAD_BYTES + size
         self.began = 0.0
         self.is_again = False
         self.connection: _Connection | None = None
@@ -134,14 +140,15 @@ class _Origin:
 
 
 _CONNECTING, _SHAKING_HANDS, _READY = range(3)
+_NO_BUFFER: Final = bytearray()
 
 
 class _Connection:
     """A socket, and the fetch that it is used for."""
 
     __slots__ = (
-        "address", "body", "connect_by", "end", "events", "fd", "fetch", "filled", "head", "idle_since", "num_served", "origin",
-        "sock", "stage", "unsent",
+        "address", "body", "buffer", "connect_by", "end", "events", "fd", "fetch", "filled", "head", "idle_since", "num_served",
+        "origin", "sock", "stage", "unsent",
     )  # fmt: skip
 
     def __init__(self, origin: _Origin, sock: Any, address: int, connect_by: float) -> None:
@@ -154,27 +161,33 @@ class _Connection:
         self.fetch: _Fetch | None = None
         self.events = 0
         self.unsent = b""
-        self.filled = self.body = self.end = 0  # in the memory: up to where, the body's begin and its end; 0: not known
+        self.buffer = _NO_BUFFER
+        self.filled = self.body = self.end = 0  # in the buffer: up to where, the body's begin and its end; 0: not known
         self.head = NO_HEAD
         self.num_served = 0
         self.idle_since = 0.0
 
 
 class QuickClient:
-    """Fetches objects into a memory, as many at a time as it is given.
+    """Fetches objects, as many at a time as it is given.
 
     **Threads and processes.** One thread calls everything; names are resolved in threads of their own.
-    **Ownership.** ``close`` closes the connections; the memory is the caller's.
+    **Ownership.** ``close`` closes the connections.
     **Blocking.** Only ``step`` waits.
+
+    Args:
+        keep: Takes each object, in ``step``. An OSError of it is the failure of that fetch.
+        origins: Servers that are known, by number.
 
     Attributes:
         num_under_way: Fetches that have not ended.
     """
 
-    def __init__(self, memory: mmap.mmap, origins: dict[int, QuickOrigin] | None = None) -> None:
+    def __init__(self, keep: Keep, origins: dict[int, QuickOrigin] | None = None) -> None:
         self.num_under_way: int = 0
-        self._memory = memory
-        self._view = memoryview(memory)
+        self._keep = keep
+        self._buffers: list[bytearray] = []
+        self._kept_bytes = 0
         self._origins = {number: _Origin(told) for number, told in (origins or {}).items()}
         self._fetches: dict[int, _Fetch] = {}  # in the order in which they began
         self._connections: dict[int, _Connection] = {}
@@ -207,7 +220,6 @@ class QuickClient:
         number: int,
         origin: int,
         target: bytes,
-        start: int,
         size_bytes: int,
         *,
         first: int = WHOLE,
@@ -219,12 +231,11 @@ class QuickClient:
             number: What its arrival is to be called; no other fetch under way is called so.
             origin: Number of the server.
             target: What the request names: a path that is percent-encoded.
-            start: Where the room for it begins in the memory, which has ``ROOM_FOR_HEAD_BYTES`` more than the object.
             size_bytes: Size of the object, or of the part: answers of another one are odd.
             first: First byte of the part; ``WHOLE``: the whole object.
             is_urgent: It does not wait for its turn.
         """
-        fetch = _Fetch(number, self._origins[origin], target, (start, size_bytes), first)
+        fetch = _Fetch(number, self._origins[origin], target, size_bytes, first)
         self.num_under_way += 1
         if is_urgent:
             self._begin(fetch)
@@ -259,7 +270,6 @@ class QuickClient:
             self._drop(connection)
         self._epoll.close()
         os.close(self._event)
-        self._view.release()
 
     # ---------------------------------------------------------------- connections
 
@@ -429,15 +439,28 @@ class QuickClient:
         if connection.events:
             self._epoll.unregister(connection.fd)
         connection.sock.close()
+        self._give_back(connection)
         if connection.fetch is not None:
             connection.fetch.connection = None
             connection.fetch = None
+
+    def _take_buffer(self, connection: _Connection, size_bytes: int) -> None:
+        buffer = self._buffers.pop() if self._buffers else _NO_BUFFER
+        self._kept_bytes -= len(buffer)
+        connection.buffer = buffer if len(buffer) >= size_bytes else bytearray(size_bytes)
+
+    def _give_back(self, connection: _Connection) -> None:
+        buffer, connection.buffer = connection.buffer, _NO_BUFFER
+        if buffer and self._kept_bytes + len(buffer) <= _MOST_KEPT_BYTES:
+            self._buffers.append(buffer)
+            self._kept_bytes += len(buffer)
 
     # ---------------------------------------------------------------- a request
 
     def _ask(self, connection: _Connection, fetch: _Fetch) -> None:
         connection.fetch, fetch.connection = fetch, connection
-        connection.filled, connection.body, connection.end = fetch.start, 0, 0
+        connection.filled, connection.body, connection.end = 0, 0, 0
+        self._take_buffer(connection, fetch.room)
         part = b"" if fetch.first == WHOLE else b"Range: bytes=%d-%d\r\n" % (fetch.first, fetch.first + fetch.size - 1)
         connection.unsent = b"GET %b HTTP/1.1\r\n%b%b\r\n" % (fetch.target, fetch.origin.told.headers, part)
         self._send(connection)
@@ -462,7 +485,7 @@ class QuickClient:
             return
         while True:
             try:
-                got = connection.sock.recv_into(self._view[connection.filled : fetch.end])
+                got = connection.sock.recv_into(memoryview(connection.buffer)[connection.filled : fetch.room])
             except self._not_yet:
                 return
             except OSError:
@@ -476,7 +499,7 @@ class QuickClient:
                 return
             if connection.fetch is not fetch:
                 return
-            if connection.filled == fetch.end:
+            if connection.filled == fetch.room:
                 self._fail(connection, ODD)
                 return
             if not fetch.origin.told.is_encrypted:  # of TLS, all must be taken that was decrypted
@@ -484,27 +507,32 @@ class QuickClient:
 
     def _read_head(self, connection: _Connection, fetch: _Fetch) -> bool:
         """Read the head of the answer, if all of it is there; False when it is not, or the fetch has ended by it."""
-        ends = self._memory.find(_HEAD_ENDS, fetch.start, connection.filled)
+        ends = connection.buffer.find(_HEAD_ENDS, 0, connection.filled)
         if ends < 0:
             return False
-        head = parse_head(self._memory[fetch.start : ends + 2], fetch.first, fetch.size)
+        head = parse_head(bytes(memoryview(connection.buffer)[: ends + 2]), fetch.first, fetch.size)
         if not head.is_wanted:
             self._fail(connection, STATUS % head.status if head.status in _TOLD_STATUSES else ODD)
             return False
         connection.head = head
         connection.body = ends + len(_HEAD_ENDS)
         connection.end = connection.body + fetch.size
-        return connection.end <= fetch.end
+        return connection.end <= fetch.room
 
     def _arrived(self, connection: _Connection, fetch: _Fetch) -> None:
         if connection.filled > connection.end:  # more than was announced: nothing of it is to be trusted
             self._fail(connection, ODD)
             return
-        now, head = time.monotonic(), connection.head
+        now, head, failure = time.monotonic(), connection.head, ""
+        try:
+            self._keep(fetch.number, memoryview(connection.buffer)[connection.body : connection.end])
+        except OSError:
+            failure = ODD
+        self._give_back(connection)
         self._ended(
             fetch,
             Arrival(
-                fetch.number, connection.body, head.version, head.modified_seconds, now - fetch.began,
+                fetch.number, head.version, head.modified_seconds, now - fetch.began, failure,
                 object_bytes=head.object_bytes,
             ),
         )  # fmt: skip
@@ -520,7 +548,7 @@ class QuickClient:
     def _broken(self, connection: _Connection) -> None:
         """The connection has ended before the answer. A server may close one that was idle: then another one is opened."""
         fetch = connection.fetch
-        has_answer = fetch is not None and connection.filled > fetch.start
+        has_answer = fetch is not None and connection.filled > 0
         if fetch is not None and connection.num_served and not has_answer and not fetch.is_again:
             self._drop(connection)
             fetch.is_again = True
@@ -556,22 +584,6 @@ class QuickClient:
         for origin in self._origins.values():
             while origin.idle and origin.idle[0].idle_since + _IDLE_SECONDS <= now:
                 self._drop(origin.idle[0])
-
-
-def tls_context(ca_bundle: str) -> Any:
-    """Return the settings of TLS connections that trust the authorities of this machine, and those of a file or directory.
-
-    Raises:
-        OSError: It cannot be read, or has no certificates.
-    """
-    import ssl  # noqa: PLC0415 - as above
-
-    context = ssl.create_default_context()
-    if os.path.isdir(ca_bundle):
-        context.load_verify_locations(capath=ca_bundle)
-    elif ca_bundle:
-        context.load_verify_locations(cafile=ca_bundle)
-    return context
 
 
 def _addresses(origin: QuickOrigin, flags: int) -> list[tuple[Any, ...]]:

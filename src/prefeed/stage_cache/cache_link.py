@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from prefeed.client.connection import Connection
 from prefeed.config import Config
-from prefeed.errors import PrefeedError, SessionNotFoundError
+from prefeed.errors import PrefeedError, ServerError, SessionNotFoundError
 from prefeed.system.trust import require_protected
+from prefeed.wire.endpoint import place_of
 from prefeed.wire.messages import CacheGrown, CacheOpened, CacheReads, GrowCache, OpenCache
 
 _log = logging.getLogger("prefeed")
@@ -205,6 +207,7 @@ def _open(connection: Connection, name: CacheName, *, within_seconds: float | No
     Raises:
         SessionNotFoundError, SpillingDisabledError: As the server says.
         ServerUnavailableError: The server is gone.
+        ServerError: This process finds another directory where the server keeps the cache, or none.
         UnsafeDirectoryError: Somebody else could have put something into the cache.
     """
     size_bytes = min(name.size_bytes, _MOST_BYTES)
@@ -212,4 +215,9 @@ def _open(connection: Connection, name: CacheName, *, within_seconds: float | No
     opened = connection.request(question, CacheOpened, within_seconds=within_seconds)
     for directory in filter(None, (opened.memory_dir, opened.disk_dir)):
         require_protected(directory)
+    if any(opened.place) and place_of(Path(opened.memory_dir)) != opened.place:
+        raise ServerError(
+            f"the node server keeps the cache in {opened.memory_dir}, and this process finds another directory there, or none: in a "
+            "container share /dev/shm, or what PREFEED_MEMORY_DIR names, with the server's"
+        )
     return opened

@@ -17,8 +17,9 @@ from prefeed.config import MIB, Config
 from prefeed.places import say_once
 from prefeed.stage_cache.cache_link import CacheLink, CacheName
 from prefeed.stage_cache.claims import Claims
-from prefeed.store.layout import PAGE_BYTES
+from prefeed.store.capacity import memory_floor
 from prefeed.store.read_counts import ReadCounts, counted_reads
+from prefeed.store.segment import PAGE_BYTES
 from prefeed.store.shared import SharedTier, SharedTierStatistics
 from prefeed.system.memory import fits_in_memory
 from prefeed.system.units import in_gib
@@ -32,9 +33,7 @@ _SKIPPED_WHEN_FULL: Final = 64
 """This number of values is not offered to a cache that had no room: room comes seldom, and encoding costs."""
 
 _MARGIN_SHARE: Final = 50
-_MOST_MARGIN_SHARE: Final = 8
-_MARGIN_BYTES: Final = 80 * PAGE_BYTES
-"""A tier is full when no more than a fiftieth is left of it, or than the pages that a commit leaves free and rewrites: an eighth at most."""
+"""A tier is full when no more than a fiftieth is left: its index has to grow."""
 
 
 class Views(Protocol):
@@ -146,8 +145,7 @@ class CacheStore:
             if any(tier.is_kept_busy() for tier in tiers):
                 self._not_kept()
                 return False
-            if not tiers[0].is_in_use_elsewhere():
-                self._say_full()
+            self._say_full()
         self._skip = _SKIPPED_WHEN_FULL
         return False
 
@@ -155,7 +153,7 @@ class CacheStore:
         """Delete all entries, for all processes; False when some could not be deleted."""
         tiers = self._here.place.tiers
         for tier in tiers:
-            tier.delete_many(tier.keys())
+            tier.empty()
         self._outdated.clear()
         return not any(tier.keys() for tier in tiers)
 
@@ -214,7 +212,7 @@ class CacheStore:
 
     def _put_into(self, tier: SharedTier, key: bytes, value: memoryview) -> bool:
         while not tier.put_many([(key, value)]):
-            if tier.is_kept_busy() or tier.is_in_use_elsewhere() or not self._try_grow(tier, len(value)):
+            if tier.is_kept_busy() or tier.is_out_of_space or not self._try_grow(tier, len(value)):
                 return False
         return True
 
@@ -307,7 +305,8 @@ class _OpenCache:
 
     @classmethod
     def of(cls, opened: CacheOpened) -> _OpenCache:
-        tiers = [SharedTier(opened.memory_dir, limit_bytes=opened.memory_limit_bytes)]
+        floor = memory_floor(opened.memory_dir)
+        tiers = [SharedTier(opened.memory_dir, limit_bytes=opened.memory_limit_bytes, min_free_bytes=floor)]
         if opened.disk_dir:
             floor = opened.disk_free_bytes
             tiers.append(
@@ -371,8 +370,7 @@ class _Reading:
 
 def _has_room(tier: SharedTierStatistics) -> bool:
     limit = tier.limit_bytes
-    margin = max(limit // _MARGIN_SHARE, min(limit // _MOST_MARGIN_SHARE, _MARGIN_BYTES))
-    return tier.stored_bytes + tier.stored_bytes // max(1, tier.entries) + margin <= limit
+    return tier.stored_bytes + tier.stored_bytes // max(1, tier.entries) + limit // _MARGIN_SHARE <= limit
 
 
 def _larger_than_there_is(name: CacheName, most_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 ```
  header (28 bytes) | note | schema | values | zeros | payload
-                                                      ^ each block at 48 modulo 64
+                                                      ^ each block at a multiple of 64 bytes, in memory too
 ```
 
 * header: magic, layout version, flags, and the length in bytes of each part.
@@ -10,8 +10,7 @@
 * schema: msgpack; the types of the sample as a tree of nodes. Shapes and numbers are not in it, so that the samples of a
   data set mostly have the same one, byte by byte, and it is compiled once.
 * values: msgpack; one flat list of what varies: numbers, texts, shapes, in the order in which the tree is walked.
-* payload: the bytes of arrays. LMDB puts a large value behind a page header of 16 bytes, so what lies at 48 modulo 64 in the
-  value lies at a multiple of 64 in memory.
+* payload: the bytes of arrays.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ MAGIC: Final = b"pfSE"
 VERSION: Final = 1
 FLAG_PICKLE: Final = 1
 ALIGNMENT: Final = 64
-FIRST_OFFSET: Final = 48
-"""A block's offset in the entry, modulo ``ALIGNMENT``."""
-
 MAX_DEPTH: Final = 100
 """Most containers around a value."""
 
@@ -83,7 +79,7 @@ class Header(NamedTuple):
 
 def payload_start(end_bytes: int) -> int:
     """Return the first offset for a block behind ``end_bytes``."""
-    return end_bytes + (FIRST_OFFSET - end_bytes) % ALIGNMENT
+    return end_bytes + -end_bytes % ALIGNMENT
 
 
 def pack_header(

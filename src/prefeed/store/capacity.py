@@ -1,4 +1,4 @@
-"""How much memory a tier may take, and where. Reading the machine and deciding are kept apart: what decides is pure."""
+"""How much memory the tier and the stage caches may take. Reading the machine and deciding are kept apart: what decides is pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEPS: Final = 16
 """... nor less than it divided by this."""
 
 MIN_STORE_BYTES: Final = 256 * 1024**2
-"""A tmpfs with less room than this is not worth a tier: Docker's default /dev/shm has 64 MiB."""
+"""Minimum free space of a tmpfs for stage caches: Docker's default /dev/shm has 64 MiB."""
 
 FREE_DISK_SHARE: Final = 0.1
 """Share of a file system that a disk tier leaves free when no setting says how much."""
@@ -33,37 +33,28 @@ FREE_DISK_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
-    """What bounds a tier in one directory.
+    """Limits of the memory tier and of the stage caches in memory together.
 
     Attributes:
-        memory: Of the machine and the control groups.
-        free_bytes: What the directory's file system has free.
-        taken_bytes: What the store there takes already: it is neither free nor left, and can stay.
+        memory: Memory of the machine and the control groups.
+        taken_bytes: Size of what the tier and the caches hold already, which can stay.
     """
 
     memory: Memory
-    free_bytes: int
     taken_bytes: int = 0
-
-    @property
-    def smallest_bytes(self) -> int:
-        """The smallest of RAM, control-group limit and free space."""
-        return min(self.memory.limit_bytes, self.free_bytes + self.taken_bytes)
 
     def most_bytes(self, *, before_a_kill: bool = False) -> tuple[int, str]:
         """Return what may be taken in all, and what leaves no more."""
-        free_words = "no more is free on the file system of the memory tier; raise it with --shm-size in a container"
-        spare, words = self.memory.spare_bytes(before_a_kill=before_a_kill)
-        most, why = min((self.free_bytes, free_words), (spare, words))
-        return max(0, self.taken_bytes + most), why
+        spare, why = self.memory.spare_bytes(before_a_kill=before_a_kill)
+        return max(0, self.taken_bytes + spare), why
 
 
 # ---------------------------------------------------------------- decisions
 
 
-def default_budget_bytes(limits: MemoryLimits) -> int:
+def default_budget_bytes(memory: Memory) -> int:
     """Return the budget when no setting names one: half of the smallest limit."""
-    return int(limits.smallest_bytes * DEFAULT_SHARE)
+    return int(memory.limit_bytes * DEFAULT_SHARE)
 
 
 def clamp_budget(asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | None]:
@@ -72,28 +63,6 @@ def clamp_budget(asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | Non
     if asked_bytes <= most_bytes:
         return asked_bytes, None
     return most_bytes, f"memory cut from {in_gib(asked_bytes)} to {in_gib(most_bytes)}: {why}"
-
-
-def within_address_space(what: str, asked_bytes: int, space: tuple[int, int] | None) -> tuple[int, str | None]:
-    """Return what a tier may map of what it was asked for, and, when that is less, a sentence that names the limit. Pure.
-
-    A quarter of what is left: there are two tiers, and each reader maps them beside more libraries than the server has.
-
-    Args:
-        what: Names the tier.
-        asked_bytes: Its size.
-        space: Limit of the address space, and what is taken of it; None: there is no limit.
-    """
-    if space is None:
-        return asked_bytes, None
-    limit, taken = space
-    most = max(0, limit - taken) // 4
-    if asked_bytes <= most:
-        return asked_bytes, None
-    return most, (
-        f"{what} cut from {in_gib(asked_bytes)} to {in_gib(most)}: the address space of processes is limited to {in_gib(limit)} "
-        "(`ulimit -v`), and a tier is mapped; raise that limit and restart the server (`prefeed server stop`)"
-    )
 
 
 def plan_budget(granted_bytes: int, asked_bytes: int, limits: MemoryLimits) -> tuple[int, str | None]:
@@ -131,35 +100,35 @@ def plan_store_dir(
     distrusted: str = "",
     is_there: bool = True,
 ) -> tuple[Path, bool, str | None]:
-    """Choose where the memory tier lies; returns the directory, whether it is on tmpfs, and a warning or None. Pure.
+    """Choose the directory of stage caches in memory; return it, whether it is on tmpfs, and a warning or None. Pure.
 
     Args:
-        memory_dir: Where it should lie.
+        memory_dir: The preferred directory.
         fallback_dir: A directory on disk.
         on_tmpfs: Whether ``memory_dir`` is on a tmpfs.
         free_bytes: What it has free; None when it cannot be written.
-        min_bytes: The least that is worth a tier in memory.
+        min_bytes: Minimum free space of a tmpfs for stage caches.
         distrusted: Why others could replace what is in ``memory_dir``; empty when they cannot.
         is_there: Whether ``memory_dir`` is a directory.
     """
     if not is_there:
         warning = (
-            f"{memory_dir} is not a directory: the memory tier goes to {fallback_dir} on disk, which is slower; "
+            f"{memory_dir} is not a directory: stage caches go to {fallback_dir} on disk, which is slower; "
             "make the directory on a tmpfs, or correct PREFEED_MEMORY_DIR"
         )
         return fallback_dir, False, warning
     if distrusted:
-        warning = f"{memory_dir} {distrusted}: the memory tier goes to {fallback_dir} on disk, which is slower"
+        warning = f"{memory_dir} {distrusted}: stage caches go to {fallback_dir} on disk, which is slower"
         return fallback_dir, False, warning
     if free_bytes is None or free_bytes < min_bytes:
         has = "cannot be written" if free_bytes is None else f"has only {in_mib(free_bytes)} free"
         warning = (
-            f"{memory_dir} {has}, at least {in_mib(min_bytes)} are needed: the memory tier goes to {fallback_dir} on disk, "
+            f"{memory_dir} {has}, at least {in_mib(min_bytes)} are needed: stage caches go to {fallback_dir} on disk, "
             "which is slower; set PREFEED_MEMORY_DIR, or in a container --shm-size"
         )
         return fallback_dir, False, warning
     if not on_tmpfs:
-        return memory_dir, False, f"{memory_dir} is not a tmpfs: the memory tier is on disk, which is slower"
+        return memory_dir, False, f"{memory_dir} is not a tmpfs: stage caches are on disk, which is slower"
     return memory_dir, True, None
 
 
@@ -188,12 +157,18 @@ def disk_limits(
     return max(0, min(asked_bytes, free - floor)), floor
 
 
+def memory_floor(directory: str | os.PathLike[str]) -> int:
+    """Return the bytes of a tmpfs that stage caches leave free: torch shares tensors there. 0 if it cannot be told."""
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return 0
+    return plan_disk_floor(None, total_bytes=status.f_blocks * status.f_frsize)
+
+
 def memory_limits(directory: str | os.PathLike[str]) -> MemoryLimits:
-    """Read what bounds a tier in this directory, which need not exist yet."""
-    path = Path(directory).absolute()
-    return MemoryLimits(
-        memory=read_memory(), free_bytes=_free_bytes(_existing(path)) or 0, taken_bytes=allocated_bytes(path)
-    )
+    """Read the limits of a tier whose stage caches are in this directory, which need not exist yet."""
+    return MemoryLimits(memory=read_memory(), taken_bytes=allocated_bytes(Path(directory).absolute()))
 
 
 def is_tmpfs(directory: str | os.PathLike[str]) -> bool:
@@ -211,9 +186,9 @@ def choose_store_dir(
     """Choose between a tmpfs and a directory on disk; returns the directory, whether it is on tmpfs, a warning or None.
 
     Args:
-        memory_dir: Where the memory tier should lie, ``/dev/shm``.
+        memory_dir: The preferred directory, ``/dev/shm``.
         fallback_dir: Used when there is not enough room; need not exist.
-        min_bytes: The least that is worth a tier in memory.
+        min_bytes: Minimum free space of a tmpfs for stage caches.
         store_name: Name of the store's own directory in ``memory_dir``: what it takes already counts as free.
     """
     path = Path(memory_dir).absolute()

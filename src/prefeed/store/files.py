@@ -13,8 +13,8 @@ from prefeed.store.index import IndexReader
 _NAMES: Final = ("index", "segment-0")
 
 
-def stored_keys(directory: Path) -> list[bytes]:
-    """Return the keys that the index of a tier on disk names; none if there is no tier.
+def stored_keys(directory: Path) -> bytes:
+    """Return the keys that the index of a tier on disk names, one after the other; none if there is no tier.
 
     Raises:
         OSError: The index cannot be read.
@@ -22,9 +22,9 @@ def stored_keys(directory: Path) -> list[bytes]:
     try:
         descriptor = os.open(directory / _NAMES[0], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return []
+        return b""
     try:
-        return [key for key, _ in IndexReader(descriptor).entries()]
+        return IndexReader(descriptor).keys()
     finally:
         os.close(descriptor)
 

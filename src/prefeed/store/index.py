@@ -1,4 +1,4 @@
-"""The index of a tier: a table from keys to places in segments, in a file that one process writes and any process reads.
+"""The index of a tier: a table from keys to places in segments, in a file that one process at a time writes and any process reads.
 
 ::
 
@@ -18,6 +18,7 @@ header that is damaged, or read while it is written, does not fit its checksum a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterator
@@ -40,13 +41,19 @@ _BUCKET_RECORDS: Final = 8
 _BUCKET_BYTES: Final = _BUCKET_RECORDS * _RECORD_BYTES
 _ROWS: Final = range(0, _BUCKET_BYTES, _RECORD_BYTES)
 _HEADER_BYTES: Final = 4096
-_FIRST_BUCKETS: Final = 256
+_FIRST_BUCKETS: Final = 16
+_HALVES: Final = struct.Struct("<" + _BUCKET_RECORDS * "Q24x")
+"""First halves of the keys of a bucket."""
+
 _EMPTY: Final = bytes(_RECORD_BYTES)
 _NO_KEY: Final = bytes(_KEY_BYTES)
+_NO_TABLE: Final = (0, -1)
+"""Before the first entry of a file."""
+
 _LEAST_FULL: Final = 0.25
 """A table is doubled only if this share of it is in use: keys that are no hashes would double it for ever."""
 
-_NEARLY_FULL: Final = 0.5
+_NEARLY_FULL: Final = 0.625
 _FEW_FREE: Final = 4
 """A bucket with fewer free records takes a new key only if the key's other bucket has no more."""
 
@@ -74,8 +81,9 @@ class IndexReader:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._table = (0, 0)  # its start, and its buckets less one; one value, for threads look up while it changes
-        self._read_header()
+        self._table = _NO_TABLE  # its start, and its buckets less one; one value, for threads look up while it changes
+        with contextlib.suppress(OSError):  # a read will raise it
+            self._read_header()
 
     def find(self, key: bytes) -> Place | None:
         """Return the place of an entry, None if the tier does not hold it.
@@ -85,10 +93,14 @@ class IndexReader:
         """
         if len(key) != _KEY_BYTES or key == _NO_KEY:
             return None
-        found = self._look_up(key)
-        while found is None and self._read_header():
-            found = self._look_up(key)
-        return None if found is None else found[0]
+        while True:
+            table = self._table
+            found = self._look_up(key, table)
+            if found is not None:
+                return found[0]
+            self._read_header()
+            if self._table == table:  # otherwise this thread, or another one, has found that the table was replaced
+                return None
 
     def entries(self) -> Iterator[tuple[bytes, Place]]:
         """Yield keys and places, as of the moment of the call."""
@@ -103,9 +115,16 @@ class IndexReader:
         found: npt.NDArray[np.void] = table[_in_use(table)]
         return found
 
-    def _look_up(self, key: bytes) -> tuple[Place, int] | None:
+    def keys(self) -> bytes:
+        """Return the keys of all entries, one after the other."""
+        places = self.places()
+        return np.stack([places["low"], places["high"]], axis=1).tobytes()
+
+    def _look_up(self, key: bytes, table: tuple[int, int]) -> tuple[Place, int] | None:
         """Return the place of an entry and the position of its record in the file."""
-        start, mask = self._table
+        if table == _NO_TABLE:
+            return None
+        start, mask = table
         for half in _PAIR.unpack(key):
             position = start + (half & mask) * _BUCKET_BYTES
             bucket = os.pread(self._descriptor, _BUCKET_BYTES, position)
@@ -114,19 +133,17 @@ class IndexReader:
                 return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES)), position + at
         return None
 
-    def _read_header(self) -> bool:
-        """Return whether the table is another one than before."""
+    def _read_header(self) -> None:
+        """Use the table that the header names, if the header is whole."""
         header = os.pread(self._descriptor, _HEADER.size, 0)
         if len(header) < _HEADER.size:
-            return False
+            return
         start, buckets, checksum = _HEADER.unpack(header)
-        table = (start, buckets - 1)
-        if table == self._table or checksum != xxh3_64_digest(header[: _PAIR.size]):
-            return False
-        self._table = table
-        return True
+        if checksum == xxh3_64_digest(header[: _PAIR.size]):
+            self._table = (start, buckets - 1)
 
     def _read_table(self) -> npt.NDArray[np.void]:
+        self._read_header()
         start, mask = self._table
         table = np.zeros((mask + 1, _BUCKET_RECORDS), dtype=_RECORDS)
         data = table.reshape(-1).view(np.uint8).data
@@ -142,9 +159,13 @@ class IndexReader:
 class Index(IndexReader):
     """Looks up places and changes them.
 
-    **Ownership.** One process changes the file; the descriptor belongs to the caller. A file without a valid header becomes an
-    empty index.
+    **Ownership.** One process changes the file, or several in turns; the descriptor belongs to the caller. A file without a valid
+    header becomes an empty index.
     **Threads.** One thread changes it at a time; any thread may look up.
+
+    Args:
+        descriptor: The index file, open for reading and writing.
+        is_shared: Several processes change it in turns, each after ``refresh``.
 
     Attributes:
         was_damaged: The file had no valid header, and was emptied.
@@ -153,7 +174,7 @@ class Index(IndexReader):
         OSError: The file cannot be read or written, or its file system is full.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, is_shared: bool = False) -> None:
         super().__init__(descriptor)
         size_bytes = os.fstat(descriptor).st_size
         start, mask = self._table
@@ -161,13 +182,18 @@ class Index(IndexReader):
         is_whole = start >= _HEADER_BYTES and end <= size_bytes
         self.was_damaged: bool = size_bytes > 0 and not is_whole
         self._num_entries = 0
-        if is_whole:
+        if is_whole and not is_shared:
             punch(descriptor, _HEADER_BYTES, start - _HEADER_BYTES)  # a table that was replaced just before a kill
             os.ftruncate(descriptor, end)  # a table that a kill kept from being published
             self._num_entries = int(np.count_nonzero(_in_use(self._read_table())))
             self.discard(self._are_misplaced())
-        else:
+        elif not is_whole:
             self.clear()
+
+    def refresh(self, num_entries: int) -> None:
+        """Take in what other processes have changed; the index has so many entries now."""
+        self._read_header()
+        self._num_entries = num_entries
 
     def __len__(self) -> int:
         return self._num_entries
@@ -180,7 +206,7 @@ class Index(IndexReader):
         record = key + _RECORD.pack(*place)
         while True:
             start, mask = self._table
-            free: list[int] = []
+            num_free = free = 0
             for half in _PAIR.unpack(key):
                 bucket_start = start + (half & mask) * _BUCKET_BYTES
                 bucket = os.pread(self._descriptor, _BUCKET_BYTES, bucket_start)
@@ -188,11 +214,12 @@ class Index(IndexReader):
                 if at >= 0:
                     os.pwrite(self._descriptor, record, bucket_start + at)
                     return Place._make(_RECORD.unpack_from(bucket, at + _KEY_BYTES))
-                if len(free) < _FEW_FREE:
-                    others = [bucket_start + at for at in _ROWS if bucket[at : at + _KEY_BYTES] == _NO_KEY]
-                    free = max(free, others, key=len)
-            if free:
-                os.pwrite(self._descriptor, record, free[0])
+                if num_free < _FEW_FREE:
+                    others, row = _free_records(bucket)
+                    if others > num_free:
+                        num_free, free = others, bucket_start + row
+            if num_free:
+                os.pwrite(self._descriptor, record, free)
                 self._num_entries += 1
                 return None
             if self._num_entries < _LEAST_FULL * _BUCKET_RECORDS * (mask + 1):
@@ -201,7 +228,7 @@ class Index(IndexReader):
 
     def remove(self, key: bytes) -> Place | None:
         """Remove an entry, and return its place; None if it is not held."""
-        found = None if len(key) != _KEY_BYTES or key == _NO_KEY else self._look_up(key)
+        found = None if len(key) != _KEY_BYTES or key == _NO_KEY else self._look_up(key, self._table)
         if found is None:
             return None
         place, position = found
@@ -274,6 +301,17 @@ def _find_record(bucket: bytes, key: bytes) -> int:
     while at > 0 and at % _RECORD_BYTES:
         at = bucket.find(key, at + 1)
     return at if at + _RECORD_BYTES <= len(bucket) else -1
+
+
+def _free_records(bucket: bytes) -> tuple[int, int]:
+    """Return how many records of a bucket are free, and where one of them begins."""
+    halves = _HALVES.unpack(bucket)
+    count = halves.count(0)
+    row = halves.index(0) * _RECORD_BYTES if count else 0
+    if count and bucket[row : row + _KEY_BYTES] != _NO_KEY:  # a key with eight zeros
+        free = [row for row in _ROWS if bucket[row : row + _KEY_BYTES] == _NO_KEY]
+        return len(free), free[0] if free else 0
+    return count, row
 
 
 def _in_use(table: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:

@@ -4,29 +4,57 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from prefeed.errors import TierFullError
 from prefeed.store.index import Index, IndexReader, Place
-from prefeed.store.segment import TRAILER_BYTES, Segment, read_into, read_value
-from prefeed.store.values import value_size
+from prefeed.store.segment import PAGE_BYTES, TRAILER_BYTES, Segment, read_into, read_value
 from prefeed.types import ENTRY_KEY_BYTES, Buffer
+
+MIN_BUDGET_BYTES: Final = 4 * 1024**2
+"""Least budget of a memory tier."""
 
 TRANSIENT: Final = 1
 """A flag of entries that are freed after they were read."""
 
-_INDEX_BYTES: Final = 64
-"""Share of one entry in the index, if the table is half full."""
+_INDEX_BYTES: Final = 160
+"""Of the index for one entry, at most: a table that is five eighths full, while it is doubled."""
+
+_SPARE_SHARE: Final = 1 / 64
+"""Of the budget, for pages that are in use in part, and for a table that grows."""
 
 _MOST_VALUE_BYTES: Final = 2**32 - 1
 _UNREADABLE: Final = (OSError, IndexError, OverflowError, MemoryError)
 """Errors of a read at the place of a damaged record."""
 
+_SPARSE_SHARE: Final = _SPARE_SHARE
+"""Of a tier, freed in small values: then those that are left are moved together."""
+
+_MOST_SORTED: Final = 1 << 18
+"""Values among which those are chosen: a tenth of a second."""
+
+_SMALL_BYTES: Final = 2 * PAGE_BYTES
+"""Smaller values have no page of their own."""
+
+_FULL_BYTES: Final = PAGE_BYTES * 7 // 8
+"""A page with so many bytes of entries is left alone."""
+
+_MOST_MOVED: Final = 4096
+"""Values that are moved at a time: some tens of milliseconds."""
+
+_GROUP_MOVED: Final = 16
+"""Values that are there twice for a moment."""
+
 Corrupt = Callable[[bytes], None]
+
+
+def capacity_within(budget_bytes: int) -> int:
+    """Return what values may cost together, counted by ``stored_bytes``, in a tier that may take so much. Pure."""
+    return int(budget_bytes * (1 - _SPARE_SHARE))
 
 
 def stored_bytes(size_bytes: int) -> int:
@@ -58,22 +86,45 @@ class LogReader:
 
     def get(self, key: bytes) -> bytes | None:
         """Return a value, None if the tier does not hold it."""
+        place = self._find(key)
+        while place is not None:
+            try:
+                value = read_value(self._segments[place.segment], key, place.offset, place.length, verify=self._verify)
+            except _UNREADABLE:
+                value = None
+            if value is not None:
+                return value
+            before, place = place, self._find(key)  # another one, if the value was replaced or moved meanwhile
+            if place == before:
+                if self._on_corrupt is not None:
+                    self._on_corrupt(key)
+                break
+        return None
+
+    def keys(self) -> bytes:
+        """Return the keys of all values, one after the other."""
         try:
-            place = self._index.find(key)
-            if place is None:
-                return None
-            offset, length, segment, _ = place
-            value = read_value(self._segments[segment], key, offset, length, verify=self._verify)
-        except _UNREADABLE:
-            value = None
-        if value is None and self._on_corrupt is not None:
-            self._on_corrupt(key)
-        return value
+            return self._index.keys()
+        except OSError:
+            return b""
 
     def size_of(self, key: bytes) -> int | None:
         """Return the size of a value, None if the tier does not hold it."""
         place = self._find(key)
         return None if place is None else place.length
+
+    def lend(self, key: bytes, from_bytes: int) -> bytes | StoredValue | None:
+        """Return a value that is smaller than this, a larger one as something to be read in parts; None if it is not held."""
+        size_bytes = self.size_of(key)
+        if size_bytes is not None and size_bytes >= from_bytes:
+            return StoredValue(self, key, size_bytes)
+        return self.get(key)
+
+    def read(self, key: bytes, start: int, size_bytes: int) -> bytes | None:
+        """Return a part of a value, shorter at its end; None if the tier does not hold the value."""
+        part = bytearray(size_bytes)
+        copied = self.read_into(key, memoryview(part), start)
+        return None if copied is None else bytes(memoryview(part)[:copied])
 
     def read_into(self, key: bytes, target: memoryview, start: int = 0) -> int | None:
         """Copy a part of a value; return how many bytes, fewer at its end; None if the tier does not hold the value.
@@ -97,13 +148,16 @@ class LogReader:
             part = memoryview(value)[start : start + len(target)]
             target[: len(part)] = part
             return len(part)
-        place = self._find(key)
-        if place is None:
-            return None
-        try:
-            return read_into(self._segments[place.segment], key, place.offset, place.length, start, target)
-        except _UNREADABLE:
-            return None
+        before, place = None, self._find(key)
+        while place is not None and place != before:
+            try:
+                copied = read_into(self._segments[place.segment], key, place.offset, place.length, start, target)
+            except _UNREADABLE:
+                copied = None
+            if copied is not None:
+                return copied
+            before, place = place, self._find(key)
+        return None
 
     def _find(self, key: bytes) -> Place | None:
         try:
@@ -112,15 +166,43 @@ class LogReader:
             return None
 
 
-class LogWriter:
-    """Appends values to a segment and publishes them in the index, within a budget.
+class StoredValue:
+    """A value of the tier of which parts are read. Nothing is held between two reads.
 
-    **Ownership.** One process writes; the descriptors belong to the caller.
+    **Threads and processes.** Any thread, and a forked child.
+    """
+
+    __slots__ = ("_reader", "_size_bytes", "key")
+
+    def __init__(self, reader: LogReader, key: bytes, size_bytes: int) -> None:
+        self._reader = reader
+        self.key = key
+        self._size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        """Return the size in bytes."""
+        return self._size_bytes
+
+    def read_into(self, start: int, target: memoryview) -> int | None:
+        """Copy a part; return how many bytes, fewer at the end; None if the tier does not hold the value any more."""
+        return self._reader.read_into(self.key, target, start)
+
+    def read(self, start: int, size_bytes: int) -> bytes | None:
+        """Return a part, shorter at the end; None if the tier does not hold the value any more."""
+        return self._reader.read(self.key, start, max(0, min(size_bytes, self._size_bytes - start)))
+
+
+class LogWriter:
+    """Appends values to segments and publishes them in the index, within a budget.
+
+    Other processes write values as well, each to places that it was granted: they touch no other place, and the index never.
+
+    **Ownership.** One process grants, publishes and frees; the descriptors belong to the caller.
     **Threads.** One at a time.
 
     Args:
         index: The index file.
-        segments: The segments, by their numbers; this writer appends to the first.
+        segments: The segments, by their numbers. Transients are appended to the last one, other values to the first one.
         budget_bytes: The most that the files may take together.
         sums: Give values checksums.
 
@@ -133,6 +215,7 @@ class LogWriter:
 
     def __init__(self, index: int, segments: Sequence[int], *, budget_bytes: int, sums: bool = False) -> None:
         self.budget_bytes = budget_bytes
+        self._sums = sums
         self._index_descriptor = index
         self._index = Index(index)
         self.num_impossible: int = self._drop_impossible(segments)
@@ -142,6 +225,9 @@ class LogWriter:
             own = places[places["segment"] == number]
             self._segments.append(Segment(descriptor, sums=sums, offsets=own["offset"], lengths=own["length"]))
         self._value_bytes = int(places["length"].sum(dtype=np.int64))
+        self._granted: set[Place] = set()
+        self._sparse = places[:0]
+        self._freed_bytes = 0
 
     def _drop_impossible(self, segments: Sequence[int]) -> int:
         """Remove records that name no place in the segments, or share a key, and return how many: a power cut can leave any."""
@@ -155,6 +241,11 @@ class LogWriter:
         wrong |= counts[groups] > 1
         self._index.discard(wrong)
         return int(np.count_nonzero(wrong))
+
+    @property
+    def segments(self) -> list[int]:
+        """The descriptors of the segments, by their numbers."""
+        return [segment.descriptor for segment in self._segments]
 
     @property
     def was_damaged(self) -> bool:
@@ -172,13 +263,13 @@ class LogWriter:
         return self._value_bytes
 
     def file_bytes(self) -> int:
-        """Return the allocated bytes of the files."""
+        """Return the bytes that the files take, with granted places."""
         index_bytes = os.fstat(self._index_descriptor).st_blocks * 512
-        return index_bytes + sum(segment.allocated_bytes() for segment in self._segments)
+        return index_bytes + sum(segment.taken_bytes() for segment in self._segments)
 
-    def free_bytes(self) -> int:
-        """Return the remaining budget, in units of ``stored_bytes``."""
-        return self.budget_bytes - self.file_bytes() - self._index.growth_bytes()
+    def free_bytes(self, num_entries: int = 1) -> int:
+        """Return the remaining budget for so many more values, in units of ``stored_bytes``."""
+        return self.budget_bytes - self.file_bytes() - self._index.growth_bytes(num_entries)
 
     def put_many(self, items: Sequence[tuple[bytes, Buffer, bool]]) -> None:
         """Store values, or none of them; a value replaces the one that has its key. The third part of an item: it is transient.
@@ -194,41 +285,152 @@ class LogWriter:
                 raise ValueError(f"a key of {ENTRY_KEY_BYTES} zeros is the mark of a free record")
         sizes = [value_size(value) for _, value, _ in items]
         needed = sum(map(stored_bytes, sizes))
-        room = self.budget_bytes - self.file_bytes() - self._index.growth_bytes(len(items))
         what = f"no room for {len(items)} values of {needed} bytes together"
-        if needed > room or max(sizes, default=0) > _MOST_VALUE_BYTES:
+        if not self._has_room(needed, len(items)) or max(sizes, default=0) > _MOST_VALUE_BYTES:
             taken = self.file_bytes()
             raise TierFullError(
                 f"{what}: {taken} of {self.budget_bytes} bytes are taken, and a value has at most {_MOST_VALUE_BYTES}",
                 needed_bytes=needed, used_bytes=taken, capacity_bytes=self.budget_bytes,
             )  # fmt: skip
         try:
-            offsets = self._segments[0].append([(key, value) for key, value, _ in items])
+            places = self._append(items, sizes)
         except OSError as err:
-            if err.errno == errno.EFBIG:
+            if err.errno == errno.EFBIG and self._sums:
                 self.clear()  # the segment begins anew
             raise TierFullError(f"{what}: {err}") from err
-        self._value_bytes += needed - len(items) * stored_bytes(0)
-        flags = [TRANSIENT if transient else 0 for _, _, transient in items]
-        places = list(map(Place, offsets, sizes, repeat(0), flags))
+        try:
+            self._publish([key for key, _, _ in items], places)
+        except TierFullError:
+            self._free_pages(places, were_named=False)
+            raise
+
+    def grant(self, size_bytes: int, *, transient: bool) -> Place | None:
+        """Return a place that another process may fill with a value and its trailer; None if there is no room.
+
+        It counts as taken until ``publish`` or ``release``.
+        """
+        if not self._has_room(stored_bytes(size_bytes), 1) or size_bytes > _MOST_VALUE_BYTES:
+            return None
+        number, flags = (len(self._segments) - 1, TRANSIENT) if transient else (0, 0)
+        (offset,) = self._segments[number].reserve([size_bytes])
+        place = Place(offset, size_bytes, number, flags)
+        self._granted.add(place)
+        return place
+
+    def publish(self, items: Sequence[tuple[bytes, Place]]) -> None:
+        """Name the values at granted places, which are written; a value replaces the one that has its key.
+
+        Raises:
+            TierFullError: The index has no room, or the tier was cleared since; the places stay granted.
+        """
+        places = [place for _, place in items]
+        if not self._granted.issuperset(places):
+            raise TierFullError(f"no room for {len(items)} values: the tier was cleared while they were written")
+        self._publish([key for key, _ in items], places)
+        self._granted.difference_update(places)
+
+    def release(self, places: Iterable[Place]) -> None:
+        """Take granted places back, whose writers have ended."""
+        granted = [place for place in places if place in self._granted]
+        self._granted.difference_update(granted)
+        self._free_pages(granted, were_named=False)
+
+    def read(self, key: bytes, place: Place) -> bytes | None:
+        """Return the value at a granted place, None if the tier was cleared since."""
+        if place not in self._granted:
+            return None
+        return read_value(self.segments[place.segment], key, place.offset, place.length, verify=False)
+
+    def _has_room(self, needed_bytes: int, num_entries: int) -> bool:
+        """Return whether there is room, made if need be."""
+        while needed_bytes > self.free_bytes(num_entries):
+            if not self._repack():
+                return False
+        return True
+
+    def _repack(self) -> bool:
+        """Append small values of pages with holes again, and free the pages; return whether there is more room.
+
+        A page stays allocated as long as one entry has a part of it. So when small values are freed in any order, most of
+        a tier can be pages with one entry each.
+        """
+        taken = sum(segment.taken_bytes() for segment in self._segments)
+        if not all(segment.can_punch for segment in self._segments):
+            return False
+        if not len(self._sparse):
+            if self._freed_bytes < taken * _SPARSE_SHARE:
+                return False  # too little was freed since the last look
+            self._freed_bytes = 0
+            places = self._index.places()
+            if len(places) > _MOST_SORTED:  # the oldest: most holes are there
+                places = places[np.argpartition(places["offset"], _MOST_SORTED)[:_MOST_SORTED]]
+            self._sparse = np.concatenate(
+                [_on_sparse_pages(places[places["segment"] == number]) for number in range(len(self._segments))]
+            )
+        chosen, self._sparse = self._sparse[:_MOST_MOVED], self._sparse[_MOST_MOVED:]
+        try:
+            for first in range(0, len(chosen), _GROUP_MOVED):
+                self._move(chosen[first : first + _GROUP_MOVED])
+        except (OSError, TierFullError):
+            return False
+        return sum(segment.taken_bytes() for segment in self._segments) < taken
+
+    def _move(self, records: npt.NDArray[np.void]) -> None:
+        """Append values again that are still at these places, and free the places."""
+        keys: list[bytes] = []
+        items: list[tuple[bytes, Buffer, bool]] = []
+        columns = (records[name].tolist() for name in Place._fields)
+        for key, *place in zip(_keys_of(records), *columns, strict=True):
+            offset, length, number, flags = place
+            if self._index.find(key) == Place(offset, length, number, flags):
+                value = read_value(self.segments[number], key, offset, length, verify=self._sums)
+                if value is not None:
+                    keys.append(key)
+                    items.append((key, value, bool(flags & TRANSIENT)))
+        places = self._append(items, [value_size(value) for _, value, _ in items])
+        try:
+            self._publish(keys, places)
+        except TierFullError:
+            self._free_pages(places, were_named=False)
+            raise
+
+    def _append(self, items: Sequence[tuple[bytes, Buffer, bool]], sizes: Sequence[int]) -> list[Place]:
+        """Append values to the segments of their kinds, all or none; return their places."""
+        places: dict[int, Place] = {}
+        try:
+            for number, is_transient in ((0, False), (len(self._segments) - 1, True)):
+                rows = [row for row, (_, _, transient) in enumerate(items) if transient == is_transient]
+                offsets = self._segments[number].append([items[row][:2] for row in rows]) if rows else []
+                flags = TRANSIENT if is_transient else 0
+                places.update(
+                    (row, Place(at, sizes[row], number, flags)) for row, at in zip(rows, offsets, strict=True)
+                )
+        except OSError:
+            for place in places.values():
+                self._segments[place.segment].free([(place.offset, place.length)], were_named=False)
+            raise
+        return [places[row] for row in range(len(items))]
+
+    def _publish(self, keys: Sequence[bytes], places: Sequence[Place]) -> None:
+        """Name places in the index, all or none; free what they replace."""
         replaced: list[Place | None] = []
         try:
-            for (key, _, _), place in zip(items, places, strict=True):
+            for key, place in zip(keys, places, strict=True):
                 replaced.append(self._index.put(key, place))
         except OSError as err:
-            for (key, _, _), place, before in reversed(list(zip(items, places, replaced, strict=False))):
+            for key, place, before in reversed(list(zip(keys, places, replaced, strict=False))):
                 if before is None:
                     self._index.remove(key)
                 elif before != place:
                     self._index.put(key, before)
-            self._free(iter(places))
-            raise TierFullError(f"{what}: {err}") from err
-        self._free(place for place in replaced if place is not None)
+            raise TierFullError(f"no room for {len(keys)} records in the index: {err}") from err
+        self._value_bytes += sum(place.length for place in places)
+        self._free([place for place in replaced if place is not None])
 
     def free_many(self, keys: Sequence[bytes]) -> None:
         """Free values; keys that are not held are passed over."""
         removed = [self._index.remove(key) for key in keys]
-        self._free(place for place in removed if place is not None)
+        self._free([place for place in removed if place is not None])
 
     def entries(self) -> Iterator[tuple[bytes, int, bool]]:
         """Yield key, size in bytes, and whether it is transient, of each value."""
@@ -241,11 +443,43 @@ class LogWriter:
         for segment in self._segments:
             segment.clear()
         self._value_bytes = 0
+        self._granted.clear()
+        self._sparse = self._sparse[:0]
 
-    def _free(self, places: Iterator[Place]) -> None:
+    def _free(self, places: Sequence[Place]) -> None:
+        self._value_bytes -= sum(place.length for place in places)
+        self._free_pages(places)
+
+    def _free_pages(self, places: Iterable[Place], *, were_named: bool = True) -> None:
         by_segment: dict[int, list[tuple[int, int]]] = {}
         for place in places:
             by_segment.setdefault(place.segment, []).append((place.offset, place.length))
-            self._value_bytes -= place.length
+            if place.length < _SMALL_BYTES:
+                self._freed_bytes += place.length + TRAILER_BYTES
         for number, freed in by_segment.items():
-            self._segments[number].free(freed)
+            self._segments[number].free(freed, were_named=were_named)
+
+
+def _on_sparse_pages(records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Return the records of one segment whose entries have parts of pages with holes only, those of the emptiest pages first."""
+    starts = records["offset"].astype(np.int64)
+    ends = starts + records["length"].astype(np.int64) + TRAILER_BYTES
+    first, last = starts // PAGE_BYTES, (ends - 1) // PAGE_BYTES
+    pages, rows = np.unique(np.concatenate([first, last]), return_inverse=True)
+    of_first, of_last = rows[: len(first)], rows[len(first) :]
+    on_first = np.minimum(ends, (first + 1) * PAGE_BYTES) - starts
+    on_last = np.where(first == last, 0, ends - last * PAGE_BYTES)
+    used = np.bincount(of_first, on_first, len(pages)) + np.bincount(of_last, on_last, len(pages))
+    fuller_page = np.where(last - first > 1, PAGE_BYTES, np.maximum(used[of_first], used[of_last]))
+    order = np.argsort(fuller_page, kind="stable")
+    found: npt.NDArray[np.void] = records[order[: np.count_nonzero(fuller_page < _FULL_BYTES)]]
+    return found
+
+
+def _keys_of(records: npt.NDArray[np.void]) -> list[bytes]:
+    return [key.tobytes() for key in np.stack([records["low"], records["high"]], axis=1)]
+
+
+def value_size(value: Buffer) -> int:
+    """Return the size of a value in bytes."""
+    return value.nbytes if isinstance(value, memoryview) else len(value)

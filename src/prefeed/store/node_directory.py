@@ -52,7 +52,6 @@ class NodeDirectory:
     Attributes:
         path: Where it is.
         number: Which of this kernel's.
-        is_suspect: The server that had it last did not end in order: it was killed, or the power went.
     """
 
     def __init__(self, path: Path, number: int, lock: int) -> None:
@@ -60,7 +59,6 @@ class NodeDirectory:
         self.path = path
         self.number = number
         self._lock = lock
-        self.is_suspect: bool = os.fstat(lock).st_size > 0
         with contextlib.suppress(OSError):  # a full disk: it is still held
             os.pwrite(lock, json.dumps(asdict(Process.of(os.getpid()))).encode(), 0)
 

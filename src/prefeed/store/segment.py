@@ -1,4 +1,4 @@
-"""Segments: files to which one process appends entries, and which any process reads.
+"""Segments: files to which entries are appended, and which any process reads.
 
 ::
 
@@ -12,7 +12,8 @@ reader copies the value first and compares the trailer afterwards: if the key is
 If it is not there, the entry was freed meanwhile, or the index is torn or older than the segment, and the read is a miss. A
 reader holds no lock, and may be suspended in the middle of a read for any time.
 
-Values are read with ``pread`` and never mapped: a file that is truncated or punched gives short reads and zeros, not SIGBUS.
+Values are read with ``pread``: a file that is truncated or punched gives short reads and zeros, not SIGBUS. Only ``shared`` maps a
+segment, which it does not punch while a process has it open.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -94,9 +95,9 @@ def _read_rest(descriptor: int, head: bytes, offset: int, length: int) -> bytes:
 
 
 class Segment:
-    """Appends entries to a segment and frees them.
+    """Appends entries to a segment, takes places for entries that others write, and frees them.
 
-    **Ownership.** One process changes the file; the descriptor belongs to the caller.
+    **Ownership.** One process decides who writes where; the descriptor belongs to the caller.
     **Threads.** One at a time.
 
     Args:
@@ -126,10 +127,26 @@ class Segment:
         first, last = starts // PAGE_BYTES, (ends - 1) // PAGE_BYTES
         pages, counts = np.unique(np.concatenate([first, last[last != first]]), return_counts=True)
         self._entries_on: dict[int, int] = dict(zip(pages.tolist(), counts.tolist(), strict=True))
+        self._num_pages = len(pages) + int(np.maximum(last - first - 1, 0).sum())
+        self.can_punch: bool = True
 
-    def allocated_bytes(self) -> int:
-        """Return the allocated bytes of the file."""
-        return os.fstat(self.descriptor).st_blocks * 512
+    def taken_bytes(self) -> int:
+        """Return the bytes of pages with a part of an entry, also of reserved ones, or the allocated ones if they are more."""
+        return max(self._num_pages * PAGE_BYTES, os.fstat(self.descriptor).st_blocks * 512)
+
+    def reserve(self, lengths: Sequence[int]) -> list[int]:
+        """Take places at the end for values of these lengths, which ``write`` or another process fills; return their offsets."""
+        ends = list(accumulate((length + TRAILER_BYTES for length in lengths), initial=self._end))
+        entries_on = self._entries_on
+        for start, end in pairwise(ends):
+            first, last = start // PAGE_BYTES, (end - 1) // PAGE_BYTES
+            before = entries_on.get(first, 0)
+            entries_on[first] = before + 1
+            self._num_pages += last - first + (not before)
+            if last != first:
+                entries_on[last] = 1
+        self._end = ends.pop()
+        return ends
 
     def append(self, entries: Sequence[tuple[bytes, Buffer]]) -> list[int]:
         """Write keys and values at the end; return the offsets of the values.
@@ -137,50 +154,46 @@ class Segment:
         Raises:
             OSError: The file system is full; nothing was appended.
         """
-        offsets: list[int] = []
+        values = [memoryview(value).cast("B") for _, value in entries]
+        start = self._end
+        offsets = self.reserve([len(value) for value in values])
         parts: list[Buffer] = []
-        end = self._end
-        for key, value in entries:
-            data = memoryview(value).cast("B")
-            parts += (data, key + (xxh3_64_digest(data) if self._sums else _NO_SUM))
-            offsets.append(end)
-            end += len(data) + TRAILER_BYTES
+        for (key, _), value in zip(entries, values, strict=True):
+            parts += (value, trailer(key, xxh3_64_digest(value) if self._sums else _NO_SUM))
         try:
-            self._write(parts)
+            write_parts(self.descriptor, parts, start)
         except OSError:
-            os.ftruncate(self.descriptor, self._end)
+            for offset, value in zip(offsets, values, strict=True):
+                self._leave_pages(offset, len(value))
+            self._end = start
+            os.ftruncate(self.descriptor, start)
             raise
-        entries_on = self._entries_on
-        for start, stop in pairwise([*offsets, end]):
-            first, last = start // PAGE_BYTES, (stop - 1) // PAGE_BYTES
-            entries_on[first] = entries_on.get(first, 0) + 1
-            if last != first:
-                entries_on[last] = entries_on.get(last, 0) + 1
-        self._end = end
         return offsets
 
-    def free(self, places: Iterable[tuple[int, int]]) -> None:
-        """Give the pages of entries back, which the index names no more; ``places`` are offsets and lengths."""
+    def free(self, places: Iterable[tuple[int, int]], *, were_named: bool = True) -> None:
+        """Give the pages of entries back, which the index does not name.
+
+        Args:
+            places: Offsets and lengths of their values.
+            were_named: The index named them, so that readers may be there.
+        """
         free: list[tuple[int, int]] = []
         for offset, length in sorted(places):
-            os.pwrite(self.descriptor, _NO_TRAILER, offset + length)
-            first, last = offset // PAGE_BYTES, (offset + length + TRAILER_BYTES - 1) // PAGE_BYTES
-            start, end = first, last + 1
-            if not self._leave(first):
-                start += 1
-            if last != first and not self._leave(last):
-                end -= 1
+            if were_named:
+                os.pwrite(self.descriptor, _NO_TRAILER, offset + length)
+            start, end = self._leave_pages(offset, length)
             if free and free[-1][1] == start:
                 free[-1] = (free[-1][0], end)
             elif start < end:
                 free.append((start, end))
         for start, end in free:
-            punch(self.descriptor, start * PAGE_BYTES, (end - start) * PAGE_BYTES)
+            self.can_punch &= punch(self.descriptor, start * PAGE_BYTES, (end - start) * PAGE_BYTES)
 
     def clear(self) -> None:
         """Free everything: readers find nothing any more."""
         os.ftruncate(self.descriptor, 0)
         self._entries_on.clear()
+        self._num_pages = 0
         # A reader with an old place finds no entry at it, or one that does not fit the checksum.
         self._end = 0 if self._sums else self._end
         os.ftruncate(self.descriptor, self._end)
@@ -194,6 +207,17 @@ class Segment:
         for start, end in zip(gaps_from[wide].tolist(), gaps_to[wide].tolist(), strict=True):
             punch(self.descriptor, start, end - start)
 
+    def _leave_pages(self, offset: int, length: int) -> tuple[int, int]:
+        """Count one entry less on its pages; return the first of those without entries, and the one after the last."""
+        first, last = offset // PAGE_BYTES, (offset + length + TRAILER_BYTES - 1) // PAGE_BYTES
+        start, end = first, last + 1
+        if not self._leave(first):
+            start += 1
+        if last != first and not self._leave(last):
+            end -= 1
+        self._num_pages -= max(0, end - start)
+        return start, end
+
     def _leave(self, page: int) -> bool:
         """Count one entry less on a page; return whether it was the last one."""
         left = self._entries_on.get(page, 0) - 1
@@ -203,29 +227,38 @@ class Segment:
         self._entries_on.pop(page, None)
         return True
 
-    def _write(self, parts: list[Buffer]) -> None:
-        at = self._end
-        for first in range(0, len(parts), _MOST_BUFFERS):
-            group = parts[first : first + _MOST_BUFFERS]
-            size = sum(len(part) for part in group)
-            written = os.pwritev(self.descriptor, group, at)
-            if written < size:
-                at += written
-                self._write_rest(group, written, at)
-                at += size - written
-            else:
-                at += size
 
-    def _write_rest(self, group: list[Buffer], written: int, at: int) -> None:
-        """Write what one ``pwritev`` left: calls write at most 2 GiB, and as much as there is room for."""
-        for part in group:
-            data = memoryview(part).cast("B")
-            if written >= len(data):
-                written -= len(data)
-                continue
-            data, written = data[written:], 0
-            while data:
-                done = os.pwrite(self.descriptor, data, at)
-                if not done:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                data, at = data[done:], at + done
+def trailer(key: bytes, digest: bytes = _NO_SUM) -> bytes:
+    """Return the trailer of an entry, with the xxh3-64 of its value where values have checksums."""
+    return key + digest
+
+
+def write_parts(descriptor: int, parts: Sequence[Buffer], offset: int) -> None:
+    """Write bytes one after the other, all of them.
+
+    Raises:
+        OSError: The file system is full; some may be written.
+    """
+    at = offset
+    for first in range(0, len(parts), _MOST_BUFFERS):
+        group = parts[first : first + _MOST_BUFFERS]
+        size = sum(len(part) for part in group)
+        written = os.pwritev(descriptor, group, at)
+        if written < size:
+            _write_rest(descriptor, group, written, at + written)
+        at += size
+
+
+def _write_rest(descriptor: int, group: Sequence[Buffer], written: int, at: int) -> None:
+    """Write what one ``pwritev`` left: calls write at most 2 GiB, and as much as there is room for."""
+    for part in group:
+        data = memoryview(part).cast("B")
+        if written >= len(data):
+            written -= len(data)
+            continue
+        data, written = data[written:], 0
+        while data:
+            done = os.pwrite(descriptor, data, at)
+            if not done:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data, at = data[done:], at + done

@@ -1,242 +1,197 @@
-"""The files of a store that many processes write: made, opened, grown, emptied, under the lock of their directory.
-
-LMDB cuts a file that it writes to the size of its map, under other processes that have it mapped. Hence the file is always as
-large as the store may become (most of it is a hole), no process opens it with a smaller map, and it only grows.
-"""
+"""The files of a store that processes share, and what its server does with them: see ``shared``."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import os
-from contextlib import nullcontext
+import secrets
+import struct
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-import lmdb
+from prefeed.store.log import LogWriter
+from prefeed.system.locks import try_flock
+from prefeed.system.removing import remove_tree
+from prefeed.system.trust import open_protected
 
-from prefeed.store import directory as store_directory
-from prefeed.store.environment import DAMAGE, MAX_TABLES, Identity, SharedEnvironment, identity_of
-from prefeed.store.layout import (
-    LAYOUT_KEY,
-    PAGE_BYTES,
-    SHARED_LAYOUT,
-    data_path,
-    lock_bytes_for,
-    lock_path,
-    max_readers_of,
-)
-from prefeed.store.namespaces import is_open_elsewhere, record_namespace, say_in_use_elsewhere, try_take_table
-from prefeed.store.reservation import Reservation
-from prefeed.store.tree import Walk, require_whole
-from prefeed.system.large_pages import align_next_mapping
-from prefeed.system.locks import TURN_SECONDS, directory_lock
-
-_CHUNK_BYTES: Final = 64 * 1024
-"""What is backed beyond a value is mostly taken by another process: its pages would be mapped here for nothing."""
-
-_FIRST_BYTES: Final = 64 * 1024
-
-_QUICK_PAGES: Final = 10_000
-"""Of trees: looked through in a second."""
+STORE_NAME: Final = "store"
+_NAMES: Final = ("index", "segment")
+_ASIDE: Final = ".new-", ".gone-"
+_TOTALS: Final = struct.Struct("<QQQQQ")
+_TOTALS_AT: Final = 64
+"""In the header page of the index."""
 
 
-def open_to_write(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
-    """Return an open store, made if there was none; one that is damaged or of another layout is emptied first.
+class Totals(NamedTuple):
+    """What the header page of the index has beside the header.
 
-    Call it with the directory locked: ``held`` leads to what is locked, ``directory`` is what it is called.
+    Attributes:
+        end: Of the segment: later places were never taken. 0: not known, they begin at the end of the file.
+        holes: Bytes before it that were given back.
+        entries: Values that are held.
+        value_bytes: Sizes of these values.
+        corrupt: Values found wrong on disk and removed.
+    """
+
+    end: int = 0
+    holes: int = 0
+    entries: int = 0
+    value_bytes: int = 0
+    corrupt: int = 0
+
+
+class Holders:
+    """The processes that have a store open, wherever its files are by now.
+
+    **Ownership.** ``close`` closes the file.
+    """
+
+    def __init__(self, segment: int) -> None:
+        self._segment = segment
+
+    @classmethod
+    def of(cls, directory: Path) -> Holders | None:
+        """Return the holders of the store in a directory, None if there is no store."""
+        try:
+            return cls(os.open(directory / STORE_NAME / _NAMES[1], os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+        except OSError:
+            return None
+
+    def are_there(self) -> bool:
+        """Return True while a process has the store open."""
+        if not try_flock(self._segment):
+            return True
+        fcntl.flock(self._segment, fcntl.LOCK_UN)
+        return False
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._segment)
+
+
+def has_store(directory: Path) -> bool:
+    """Return whether a store was made in a directory."""
+    return (directory / STORE_NAME).exists()
+
+
+def is_open(directory: Path) -> bool:
+    """Return whether a process has the store in a directory open."""
+    holders = Holders.of(directory)
+    if holders is None:
+        return False
+    with contextlib.closing(holders):
+        return holders.are_there()
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Result of ``try_trim``.
+
+    Attributes:
+        is_done: False: a process has the store open, and nothing was done.
+        num_lost: Values that damage has cost; -1 if all are lost.
+    """
+
+    is_done: bool
+    num_lost: int = 0
+
+
+def try_trim(directory: Path, *, on_disk: bool) -> Trimmed:
+    """Give back the space of replaced values and unfinished puts, if no process has the store open. Does not wait."""
+    for prefix in _ASIDE:
+        for left in directory.glob(f"{prefix}*"):  # by a process that was killed
+            remove_tree(left, ignore_errors=True)
+    if not has_store(directory):
+        return Trimmed(is_done=True)
+    try:
+        _, index, segment = open_files(directory)
+    except OSError:
+        set_aside(directory)  # the next writer would do so
+        return Trimmed(is_done=True, num_lost=-1)
+    try:
+        if not try_flock(segment):
+            return Trimmed(is_done=False)
+        corrupt = read_totals(index).corrupt
+        writer = LogWriter(index, [segment], budget_bytes=0, sums=on_disk)
+        found = os.fstat(segment)
+        holes = max(0, found.st_size - found.st_blocks * 512)
+        write_totals(index, Totals(found.st_size, holes, writer.num_entries, writer.value_bytes, corrupt))
+        return Trimmed(is_done=True, num_lost=-1 if writer.was_damaged else writer.num_impossible)
+    except OSError:
+        return Trimmed(is_done=False)
+    finally:
+        os.close(index)
+        os.close(segment)
+
+
+def make_files(directory: Path) -> None:
+    """Make the files of a store, and name them by one rename: an index is never found with another's segment.
 
     Raises:
-        BlockingIOError: Another process has the turn to write.
-        FileNotFoundError: There is no such directory, or somebody removed it meanwhile.
-        OSError: The directory or its file system cannot be used, or has no room for an empty store.
-        lmdb.Error: LMDB cannot open it.
+        OSError: They cannot be made, or another process removes them.
     """
+    new = Path(tempfile.mkdtemp(prefix=_ASIDE[0], dir=directory))
     try:
-        return _open(directory, held, limit_bytes, on_disk=on_disk)
-    except DAMAGE:
-        store_directory.remove_files(held)
-        return _open(directory, held, limit_bytes, on_disk=on_disk)
-
-
-def try_grow(directory: Path, limit_bytes: int) -> bool:
-    """Let a store become larger, if there is one; those who have it open notice when they write the next time.
-
-    Returns:
-        False when another process does not let go of the directory, and nothing was done.
-    """
-    try:
-        with directory_lock(directory):
-            map_bytes = _map_bytes(directory, limit_bytes)
-            if os.stat(data_path(directory)).st_size < map_bytes:
-                os.truncate(data_path(directory), map_bytes)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # there is none: it will be made that large
-    return True
-
-
-def shrink(shared: SharedEnvironment, limit_bytes: int) -> None:
-    """Let a store that no other process has open take less, down to what its data take; call when no batch is open."""
-    directory = Path(shared.path)
-    with contextlib.suppress(OSError, lmdb.Error), directory_lock(directory, within_seconds=0):
-        map_bytes = max(_map_bytes(directory, limit_bytes), end_of_data(shared))
-        if identity_of(directory) == shared.identity and map_bytes < os.stat(data_path(directory)).st_size:
-            with align_next_mapping(map_bytes):
-                shared.env.set_mapsize(map_bytes)
-            os.truncate(data_path(directory), map_bytes)
-            if shared.reservation is not None:
-                shared.reservation.remapped(map_bytes)
-
-
-def limit_of(directory: Path) -> int:
-    """Return the most that the files of a store may take together, as it was made or grown; 0 when there is none."""
-    with contextlib.suppress(OSError):
-        return os.stat(data_path(directory)).st_size + os.stat(lock_path(directory)).st_size
-    return 0
-
-
-def used_bytes(shared: SharedEnvironment) -> int:
-    """Return up to where the files of a store are in use, together."""
-    return end_of_data(shared) + os.stat(lock_path(Path(shared.path))).st_size
-
-
-def empty(directory: Path, identity: Identity) -> None:
-    """Unlink a store's files if they are still these; processes that have them open use them until they look."""
-    with contextlib.suppress(OSError), directory_lock(directory):
-        if identity_of(directory) == identity:
-            store_directory.remove_files(directory)
-
-
-def empty_if_damaged(directory: Path, *, on_disk: bool, is_suspect: bool = True) -> str:
-    """Empty a store whose trees are not as LMDB leaves them; returns what was wrong, or nothing.
-
-    LMDB would end the process that walks into such a page. A store that some process has open is not looked at.
-
-    Args:
-        directory: Where the store lies.
-        on_disk: Its values have sums beside them.
-        is_suspect: Who had it last did not end in order. Else a large one is believed: to read its trees takes seconds.
-    """
-    try:
-        with directory_lock(directory, within_seconds=0):
-            if is_open_elsewhere(directory):
-                return ""
-            store_directory.remove_unusable(directory)
-            try:
-                _look_through(data_path(directory), on_disk=on_disk, is_suspect=is_suspect)
-            except FileNotFoundError:
-                return ""
-            except (OSError, lmdb.Error) as err:
-                store_directory.remove_files(directory)
-                return str(err)
-    except OSError:
-        pass  # somebody is opening it: it is in use
-    return ""
-
-
-def _look_through(path: Path, *, on_disk: bool, is_suspect: bool) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if os.fstat(file).st_size:
-            walk = Walk(file, visits_values=not on_disk)
-            if is_suspect or walk.num_pages <= _QUICK_PAGES:
-                for name in walk.tables:
-                    for _ in walk.leaves(name):
-                        pass
+        for name in _NAMES:
+            os.close(os.open(new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            new.rename(directory / STORE_NAME)
+            return
+        except OSError:
+            pass  # something is there
+        try:
+            _, *opened = open_files(directory)
+        except OSError:
+            set_aside(directory)
+            new.rename(directory / STORE_NAME)
+        else:  # another process was quicker
+            for descriptor in opened:
+                os.close(descriptor)
     finally:
-        os.close(file)
+        remove_tree(new, ignore_errors=True)
 
 
-def remove_store(directory: Path) -> None:
-    """Remove a store and its directory; open handles and views keep working, and what they hold is freed with them.
-
-    The store cannot be made again once this has returned, unless a process makes the directory. Files that are not the
-    store's are left, and the directory with them.
-    """
-    with contextlib.suppress(OSError), directory_lock(directory):
-        store_directory.remove_files(directory)
-        directory.rmdir()
-
-
-def _open(directory: Path, held: Path, limit_bytes: int, *, on_disk: bool) -> SharedEnvironment:
-    if identity_of(held) is None:
-        _make_files(held, limit_bytes)
-    elif not try_take_table(held):
-        say_in_use_elsewhere(directory)
-        raise OSError(errno.EBUSY, f"processes of another PID namespace have the store in {directory} open")
-    data = data_path(held)
-    map_bytes = max(_map_bytes(held, limit_bytes), os.stat(data).st_size)
-    if os.stat(data).st_size:
-        require_whole(held)
-        os.truncate(data, map_bytes)
-    identity = identity_of(held)
-    # On disk LMDB writes with pwrite, so that a full disk is an error; measured, it is also twice as fast there as
-    # writing into the map and syncing that (2026-11, docs/adr/0007-stage-caches.md).
-    with nullcontext() if on_disk else align_next_mapping(map_bytes):
-        env = lmdb.open(
-            os.fspath(held), map_size=map_bytes, writemap=not on_disk, sync=on_disk, metasync=False, readahead=False,
-            meminit=False, mode=0o600, create=False, max_dbs=MAX_TABLES,
-            max_readers=max_readers_of(os.stat(lock_path(held)).st_size),
-        )  # fmt: skip
+def set_aside(directory: Path) -> None:
+    """Take the store out of a directory, whatever it is; processes that have it open keep it."""
+    gone = directory / f"{_ASIDE[1]}{secrets.token_hex(8)}"
     try:
-        os.truncate(data, map_bytes)
-        if identity is None or identity_of(directory) != identity:  # the lock does not prevent dropping the cache
-            raise FileNotFoundError(f"the store in {directory} was removed while it was opened")
-        shared = SharedEnvironment(os.fspath(directory), identity, env, readonly=False, layout=SHARED_LAYOUT)
-    except BaseException:
-        env.close()
-        raise
-    try:
-        _prepare(shared, held, on_disk=on_disk)
-    except BaseException:
-        shared.close()
-        raise
-    return shared
-
-
-def _make_files(directory: Path, limit_bytes: int) -> None:
-    """Make an empty data file and a lock file that has all its pages, so that a full file system is an error here."""
-    store_directory.remove_files(directory)
-    lock_bytes = lock_bytes_for(limit_bytes)
-    if limit_bytes < lock_bytes + _FIRST_BYTES:
-        raise OSError(errno.ENOSPC, f"{limit_bytes} bytes are too few for a store")
-    try:
-        store_directory.reserve_lock_file(directory, lock_bytes)
-        record_namespace(directory)
-        os.close(os.open(data_path(directory), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        (directory / STORE_NAME).rename(gone)
     except OSError:
-        store_directory.remove_files(directory)
-        raise
+        return
+    if gone.is_dir() and not gone.is_symlink():
+        remove_tree(gone, ignore_errors=True)
+    else:
+        gone.unlink(missing_ok=True)
 
 
-def _map_bytes(directory: Path, limit_bytes: int) -> int:
-    lock_bytes = os.stat(lock_path(directory)).st_size
-    return max(0, limit_bytes - lock_bytes) // PAGE_BYTES * PAGE_BYTES
+def open_files(directory: Path) -> tuple[tuple[int, int], int, int]:
+    """Open a store; return what identifies it, its index and its segment.
+
+    Raises:
+        OSError: It is not there, or others may write to it.
+    """
+    held = open_protected(directory / STORE_NAME)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        found = os.fstat(held)
+        index = os.open(_NAMES[0], flags, dir_fd=held)
+        try:
+            return (found.st_dev, found.st_ino), index, os.open(_NAMES[1], flags, dir_fd=held)
+        except OSError:
+            os.close(index)
+            raise
+    finally:
+        os.close(held)
 
 
-def _prepare(shared: SharedEnvironment, held: Path, *, on_disk: bool) -> None:
-    info, end = shared.env.info(), end_of_data(shared)
-    if not on_disk:
-        shared.reservation = Reservation(
-            data_path(held), reserved_bytes=end, map_bytes=info["map_size"], chunk_bytes=_CHUNK_BYTES, large=True
-        )
-    version = shared.layout_version()
-    if version is None and info["last_pgno"] > 1:
-        version = b"unknown"
-    if version not in (None, SHARED_LAYOUT.version):
-        raise lmdb.VersionMismatchError(f"the store has layout {version!r}")
-    if version is None and shared.reservation is not None and not shared.reservation.try_reserve(end + _FIRST_BYTES):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    # Opening a table is a write transaction to LMDB. Locks are held here: no one waits long, ``call_when_free`` asks again.
-    with shared.turn.hold(within_seconds=TURN_SECONDS):
-        shared.open_tables(create=version is None)
-        if version is None:
-            with shared.env.begin(write=True) as txn:
-                txn.put(LAYOUT_KEY, SHARED_LAYOUT.version)
+def read_totals(index: int) -> Totals:
+    """Return the totals of a store; zeros where it has none."""
+    return Totals._make(_TOTALS.unpack(os.pread(index, _TOTALS.size, _TOTALS_AT).ljust(_TOTALS.size, b"\0")))
 
 
-def end_of_data(shared: SharedEnvironment) -> int:
-    """Return up to where the data file is in use."""
-    return int(shared.env.info()["last_pgno"] + 1) * PAGE_BYTES
+def write_totals(index: int, totals: Totals) -> None:
+    """Write the totals of a store."""
+    os.pwrite(index, _TOTALS.pack(*totals), _TOTALS_AT)

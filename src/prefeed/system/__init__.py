@@ -2,9 +2,7 @@
 
 ``machine``     identity of this node and its processes
 ``memory``      free memory of the machine and its control groups
-``large_pages``  large pages for files in memory
 ``heap``        freed memory that the C library keeps
-``memory_nodes``  placement of memory on machines with several sockets
 ``files``       atomic, durable and private files
 ``locks``       locks of files and directories, with limited waits
 ``thread_lock``  a lock for threads that is free in a forked child

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import struct
@@ -16,8 +15,6 @@ from typing import Final
 from prefeed.system.trust import open_in_protected
 
 _FLOCK: Final = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux: type, whence, start, length, pid
-
-_UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def lock_bytes(file: int, kind: int, start: int, length: int = 1) -> bool:
@@ -37,76 +34,6 @@ def lock_bytes(file: int, kind: int, start: int, length: int = 1) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def are_locked(file: int, start: int, length: int = 1, *, by_processes: bool = False) -> bool:
-    """Return whether another lock conflicts with a write lock of these bytes.
-
-    Args:
-        file: Descriptor.
-        start: First byte.
-        length: Number of bytes.
-        by_processes: True to check the locks of other processes, as LMDB uses; False for locks of other open files.
-    """
-    command = fcntl.F_GETLK if by_processes else fcntl.F_OFD_GETLK
-    told = fcntl.fcntl(file, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-    return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
-
-
-class LocksUnsupportedError(OSError):
-    """The kernel or file system does not support locks of open files."""
-
-
-class ByteLocks:
-    """Locks that one object holds on a file. Another object conflicts with them, even in this process.
-
-    All containers that share the file see the locks, whatever their namespaces are.
-
-    **Ownership.** The creator closes the object, which releases its locks. A forked child has no locks: its copy of the file is
-    closed, which does not affect the parent.
-    **Threads and processes.** Any thread. The kernel serializes all locks of a file: a call sees all changes made before it.
-    **Blocking.** Never waits.
-    """
-
-    def __init__(self, path: Path, *, writable: bool) -> None:
-        """Open the file.
-
-        Raises:
-            LocksUnsupportedError: The kernel or file system has no such locks.
-            OSError: The file does not exist or cannot be opened.
-        """
-        kind = os.O_RDWR if writable else os.O_RDONLY
-        self._file = os.open(path, kind | os.O_CLOEXEC | os.O_NOFOLLOW)
-        _all.add(self)
-        try:
-            self.are_locked_elsewhere(0, 1)
-        except OSError as err:
-            self.close()
-            if err.errno in _UNSUPPORTED:
-                raise LocksUnsupportedError(err.errno, f"{err.strerror}: no locks of open files", str(path)) from err
-            raise
-
-    def try_share(self, start: int) -> bool:
-        """Take a shared lock of a byte. Return False if another object owns the byte."""
-        return lock_bytes(self._file, fcntl.F_RDLCK, start)
-
-    def try_own(self, start: int) -> bool:
-        """Take an exclusive lock of a byte. Return False if another object has a lock."""
-        return lock_bytes(self._file, fcntl.F_WRLCK, start)
-
-    def unlock(self, start: int, length: int = 1) -> None:
-        """Release the locks of these bytes. A length of 0 means up to the largest offset."""
-        lock_bytes(self._file, fcntl.F_UNLCK, start, length)
-
-    def are_locked_elsewhere(self, start: int, length: int) -> bool:
-        """Return whether other objects have a lock of these bytes."""
-        return are_locked(self._file, start, length)
-
-    def close(self) -> None:
-        """Release all locks. A second call does nothing."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
 
 
 _lock: Final = threading.RLock()
@@ -155,7 +82,7 @@ class PerProcessFile:
                 os.close(file)
 
 
-_all: Final[weakref.WeakSet[ByteLocks | PerProcessFile]] = weakref.WeakSet()
+_all: Final[weakref.WeakSet[PerProcessFile]] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:

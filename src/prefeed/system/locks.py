@@ -190,7 +190,7 @@ def call_when_free(directory: Path, act: Callable[[], T], *, within_seconds: flo
     Args:
         directory: Directory that the function locks.
         act: Raises BlockingIOError, holding no lock, while another process has the directory.
-        within_seconds: Maximum wait. For a while after a failed wait, there is none.
+        within_seconds: Maximum wait. It is 0 for a while after a failed wait.
 
     Raises:
         BlockingIOError: Another process has the directory.
@@ -222,7 +222,7 @@ class ProcessLock:
         """Hold the lock during the block.
 
         Args:
-            within_seconds: Maximum wait. For a while after a failed wait, there is none.
+            within_seconds: Maximum wait. It is 0 for a while after a failed wait.
 
         Raises:
             BlockingIOError: Another thread or process has the lock.

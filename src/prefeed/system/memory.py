@@ -7,7 +7,6 @@ frees before it kills a process, and pages of a tmpfs, which it does not free.
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -111,15 +110,6 @@ def read_memory(read: ReadText = read_text) -> Memory:
     total = sizes.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     groups = tuple(memory_groups(read(_OWN_GROUPS) or "", _CGROUP_ROOT, read))
     return Memory(total_bytes=total, available_bytes=sizes.get("MemAvailable", total), groups=groups)
-
-
-def address_space() -> tuple[int, int] | None:
-    """Return the limit of this process's address space and its usage, in bytes; None without a limit."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    pages = int((read_text(_OWN_SIZE) or "0").split()[0])
-    return limit, pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def fits_in_memory(num_bytes: int, read: ReadText = read_text) -> bool:

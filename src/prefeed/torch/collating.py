@@ -25,7 +25,6 @@ from prefeed.system.heap import keep_freed
 from prefeed.torch.ring import ring_of
 from prefeed.torch.sending import (
     INLINE_BYTES,
-    BorrowedBytes,
     Parts,
     bytes_of,
     find_parts,
@@ -106,11 +105,6 @@ class Collate:
     def _collated(self, samples: Any) -> Any:
         if self._names:
             self._writer, self._names = _opened(self._names), ()
-        if type(samples) is BorrowedBytes:
-            packed = None if self._writer is None else _lent(samples, self._writer)
-            if packed is not None:
-                return packed
-            samples = samples.owned()
         if self._writer is None:
             return self._inner(samples)
         if self._inner is not torchs.default_collate:
@@ -144,13 +138,6 @@ def _packed(batch: Any, writer: RingWriter) -> Any:
     parts = find_parts(batch, has_tensors=True)
     slot = parts.try_take(writer)
     return batch if slot is None else _with_parts(batch, parts, writer, slot, _Pickler())
-
-
-def _lent(samples: BorrowedBytes, writer: RingWriter) -> _Packed | None:
-    """Return what is sent for bytes that are copied from the cache into a slot; None: there is none for them."""
-    parts = samples.parts()
-    slot = parts.try_take(writer)
-    return None if slot is None else _with_parts(list(samples), parts, writer, slot, _Pickler())
 
 
 def _stacked(samples: Any, writer: RingWriter) -> _Packed:

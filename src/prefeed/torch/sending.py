@@ -14,7 +14,6 @@ import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from types import NoneType
 from typing import Any, Final, Literal
 
@@ -25,7 +24,7 @@ from prefeed.system.heap import keep_freed
 from prefeed.torch.ring import ring_of
 from prefeed.torch.slots import Bytes, RingWriter, Slot
 
-__all__ = ["INLINE_BYTES", "BorrowedBytes", "Parts", "bytes_of", "find_parts", "is_plain", "sent_parts", "tensor_over"]
+__all__ = ["INLINE_BYTES", "Parts", "bytes_of", "find_parts", "is_plain", "sent_parts", "tensor_over"]
 
 INLINE_BYTES: Final = 64 * 1024
 """Batches whose large objects have no more than this are pickled, and arrays up to this size are copied out of the slot: a
@@ -127,19 +126,6 @@ def sent_parts(ring: int, slot: int, num_bytes: int, places: list[Place], messag
     keep_freed(_BATCHES * num_bytes)
     objects = [make(memory, offset, size, *facts) for make, offset, size, facts in places]
     return pickle.loads(_INTO_MEMO * len(objects) + message, buffers=objects)  # noqa: S301 - of a worker of this process
-
-
-class BorrowedBytes(list[memoryview]):
-    """Samples of a batch that are bytes where the cache has them, until whoever collates them has copied them."""
-
-    def parts(self) -> Parts:
-        """Return what the main process makes ``bytes`` of."""
-        parts = [_Part(view, _make_bytes, (), len(view), partial(_copy_view, view)) for view in self]
-        return Parts(parts, sum(_aligned(part.num_bytes) for part in parts))
-
-    def owned(self) -> list[bytes]:
-        """Return the samples as the dataset itself gives them."""
-        return [bytes(view) for view in self]
 
 
 def find_parts(batch: Any, *, has_tensors: bool) -> Parts:
@@ -271,10 +257,6 @@ def _parts_of_tensors(tensors: list[torch.Tensor]) -> dict[int, _Part]:
 
 def _writer_of(tensor: torch.Tensor) -> Callable[[Bytes], None]:
     return lambda memory: _copy(memory, bytes_of(tensor))
-
-
-def _copy_view(view: memoryview, memory: Bytes) -> None:
-    _copy(memory, np.frombuffer(view, np.uint8))
 
 
 def _copy(memory: Bytes, data: Bytes) -> None:

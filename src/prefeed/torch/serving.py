@@ -24,7 +24,6 @@ from prefeed.sources.learned import LearnedMap
 from prefeed.sources.mounts import Roots
 from prefeed.torch.order import can_be_read_again
 from prefeed.torch.samples import Lent, SharedState, StandIn, is_stacked, own_batch_method, rows_of, samples_of
-from prefeed.torch.sending import BorrowedBytes
 
 _END: Final = object()
 
@@ -71,9 +70,6 @@ class Served(StandIn):
         self._access.refresh()
         try:
             with self._reading():
-                borrowed = self._borrow(indices)
-                if borrowed is not None:
-                    return borrowed
                 batch = own_batch_method(self.inner, indices)
                 if batch is not None:
                     with self._making(*(indices if can_be_read_again(indices) else ())):
@@ -83,15 +79,6 @@ class Served(StandIn):
                     return samples_of(self.inner, rows, lambda position: self._making(drawn[position]), self.lent)
         finally:
             self.batch_made()
-
-    def _borrow(self, indices: Any) -> list[Any] | None:
-        """Return samples that are bytes of the cache, if whoever collates them copies them and the cache has all of them."""
-        borrow = getattr(self.inner, "prefeed_borrow", None)
-        if borrow is None or self._files is not None or not can_be_read_again(indices):
-            return None
-        until = self.lent.borrow()
-        views = None if until is None else borrow(indices, until)
-        return None if views is None else BorrowedBytes(views)
 
     @contextmanager
     def sample(self, index: Any) -> Iterator[None]:

@@ -40,10 +40,15 @@ def decode_body(body: bytes | bytearray | memoryview) -> AnyMessage:
 
 
 class FrameReader:
-    """Cuts a byte stream into messages."""
+    """Cuts a byte stream into messages.
+
+    Attributes:
+        is_new: It was given nothing yet.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self.is_new: bool = True
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
         """Yield every message that the data completes.
@@ -51,6 +56,7 @@ class FrameReader:
         Raises:
             ServerError: The stream is not of this protocol; the connection is to be closed.
         """
+        self.is_new = False
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:

@@ -32,16 +32,15 @@ class Message(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First word of a client. A descriptor of its root directory comes with it: the server reads files as the client sees them.
+    """Greet the server. A descriptor of the client's root directory is attached, because the server reads files as the client sees them.
 
-    ``namespace`` is that of its process ids, ``network`` that of its addresses, empty when it cannot tell. ``devices`` are type,
-    source and mount point of file systems that the client sees and that their device does not tell.
+    ``network`` is the namespace of the client's addresses, empty if it is not known. ``devices`` are type, source and mount point of
+    file systems that the client sees and that their device number does not identify.
     """
 
     protocol: int
     version: str
     pid: int
-    namespace: str = ""
     devices: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     network: str = ""
 
@@ -49,18 +48,16 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """The server speaks the client's protocol; ``settings`` are those that it was started with, as text, with the options of ``cache_admin``.
 
-    ``home`` and ``store`` are device and inode of the home and of the memory tier's directory: behind these paths the
-    client may see others.
+    ``home`` is device and inode of the home: the client may find another directory at its path. The descriptors of the memory tier
+    come with this message.
     """
 
     version: str
     pid: int
-    store_dir: str
     instance: str
     notices: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
     home: tuple[int, int] = (0, 0)
-    store: tuple[int, int] = (0, 0)
 
 
 class Refused(Message, frozen=True):
@@ -278,12 +275,6 @@ class Lost(Message, frozen=True):
     object_id: int
 
 
-class StoreDamaged(Message, frozen=True):
-    """A reader met damage in the memory tier that has this identity (``store.environment.Identity``)."""
-
-    identity: tuple[int, int, int, int]
-
-
 class Answered(Message, frozen=True):
     """How a ``Demand`` ended: an ``Outcome``, with the bytes and their key, the error, or the key that they are stored under.
 
@@ -410,7 +401,7 @@ class OpenCache(Message, frozen=True):
 
 
 class CacheOpened(Message, frozen=True):
-    """Where the two stores of the cache lie, and the most that each may take now.
+    """Where the two stores of the cache lie, and the most that each may take now. ``place`` is device and inode of ``memory_dir``.
 
     ``disk_dir`` is empty without spilling; ``disk_free_bytes`` is what its file system must keep free. ``instance``
     changes when the cache was dropped and made again. ``memory_most_bytes`` is what its memory store could be given at most.
@@ -423,6 +414,7 @@ class CacheOpened(Message, frozen=True):
     instance: str
     disk_free_bytes: int = 0
     memory_most_bytes: int = 0
+    place: tuple[int, int] = (0, 0)
 
 
 class GrowCache(Message, frozen=True):
@@ -493,13 +485,13 @@ class Stopping(Message, frozen=True):
 
 UNANSWERED = (
     RegisterPlan, KeepPlans, Foresee, AdoptUpcoming, ExtendPlan, Consumed, SamplesOpened, Suppose, Position, EpochEnded, EndConsumer,
-    CacheReads, RenewAccess, StoreDamaged,
+    CacheReads, RenewAccess,
 )  # fmt: skip
 """Reports: no client waits for an answer."""
 
 AnyMessage = (
     Hello | Welcome | Refused | OpenDataset | RenewAccess | AskObject | ObjectAsked | Listing | DatasetOpened | RegisterPlan | KeepPlans | Foresee | AdoptUpcoming
-    | ExtendPlan | Consumed | SamplesOpened | Suppose | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | StoreDamaged | Answered | Locate | Located
+    | ExtendPlan | Consumed | SamplesOpened | Suppose | Position | EpochEnded | EndConsumer | Demand | DemandFile | Lost | Answered | Locate | Located
     | GetStatus | StatusReport | GetStatistics | StatisticsReport | GetReadCounts | ReadCountsReport | GetPlans | PlansReport | Warm | WarmReport | Clear | Cleared
     | OpenCache | CacheOpened | GrowCache | CacheGrown | CacheReads | NewSession | SessionCreated | ListSessions
     | SessionsReport | DropSessions | SessionsDropped | Stop | Stopping

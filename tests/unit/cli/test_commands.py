@@ -133,7 +133,7 @@ def test_start_says_what_differs_from_what_was_asked(run) -> None:
     backend = FakeBackend(running=False, notices=("the memory tier holds 4.0 GiB, not 8.0 GiB",))
 
     assert run(backend, "server", "start").stderr == "prefeed: the memory tier holds 4.0 GiB, not 8.0 GiB\n"
-    assert "notice           the memory tier holds 4.0 GiB" in run(backend, "server", "status").stdout
+    assert "notice            the memory tier holds 4.0 GiB" in run(backend, "server", "status").stdout
 
 
 def test_start_when_one_runs_already_is_no_error(run) -> None:

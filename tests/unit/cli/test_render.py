@@ -53,7 +53,7 @@ def test_status_rows() -> None:
     title, rows = render.status_rows(STATUS)
 
     assert title == "server 4321, prefeed 0.1.0, up 2 h 2 min"
-    assert dict(rows)["memory tier"] == "/dev/shm/prefeed-1000/ab12cd34 (tmpfs)"
+    assert dict(rows)["memory directory"] == "/dev/shm/prefeed-1000/ab12cd34 (tmpfs)"
     assert dict(rows)["origin requests"] == "12 in flight, 64 allowed"
 
 
@@ -69,10 +69,10 @@ def test_status_names_fetch_processes() -> None:
     assert dict(rows)["fetch processes"] == "12, 13"
 
 
-def test_status_says_when_the_tier_is_not_in_memory() -> None:
+def test_status_says_when_the_directory_is_not_in_memory() -> None:
     _, rows = render.status_rows(replace(STATUS, on_tmpfs=False))
 
-    assert "on disk" in dict(rows)["memory tier"]
+    assert "on disk" in dict(rows)["memory directory"]
 
 
 def test_statistics_rows_show_the_bound_beside_the_ratio() -> None:

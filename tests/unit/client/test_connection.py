@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
+from leaks import open_descriptors
 from prefeed import errors
 from prefeed.client.connection import Connection
 from prefeed.client.node import NodeClient
@@ -20,6 +22,7 @@ from prefeed.errors import (
     VersionMismatchError,
     error_of,
 )
+from prefeed.stage_cache.cache_link import CacheLink, CacheName
 from prefeed.types import ServerStatus, Statistics
 from prefeed.wire import messages as m
 from scripted import ScriptedServer, scripted
@@ -87,6 +90,26 @@ def test_a_server_of_another_protocol_is_refused(server: ScriptedServer) -> None
     server.protocol = 99
     with pytest.raises(VersionMismatchError, match="another protocol"):
         Connection.open(server.config)
+
+
+def test_a_stage_cache_in_another_memory_is_refused(server: ScriptedServer) -> None:
+    """As in a container that shares the home with the server's, and not its /dev/shm. Objects are read nevertheless."""
+    memory_dir = server.config.memory_dir
+    answer = m.CacheOpened(str(memory_dir), 1 << 20, "", 0, "instance", place=(1, 1))
+    server.script = lambda message: [answer] if isinstance(message, m.OpenCache) else echo(message)
+    with pytest.raises(ServerError, match=f"keeps the cache in {memory_dir}.*PREFEED_MEMORY_DIR"):
+        CacheLink.open(server.config, CacheName(session=0, cache=1, description=""))
+    with closing(Connection.open(server.config)) as connection:
+        assert demand(connection, 3).data == b"\3"
+
+
+def test_a_greeting_that_fails_closes_the_descriptors_of_the_tier(server: ScriptedServer) -> None:
+    """The home is another directory here, as in a container that does not share it."""
+    server.home = (1, 1)
+    before = open_descriptors()
+    with pytest.raises(ServerError, match="another directory there"):
+        Connection.open(server.config)
+    assert not [name for name in open_descriptors() - before if "memfd" in name]
 
 
 @pytest.mark.parametrize("cls", [ObjectNotFoundError, errors.AccessDeniedError, errors.TierFullError])

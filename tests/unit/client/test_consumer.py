@@ -57,9 +57,7 @@ def origin(sandbox: Sandbox) -> Path:
 @pytest.fixture
 def dataset(origin: Path, config: Config) -> NodeDataset:
     manifest = ManifestLibrary(config.home).open(str(origin), config)
-    return NodeDataset(
-        number=1, url=str(origin), manifest=manifest, store_dir="/nowhere", instance="one", config=config
-    )
+    return NodeDataset(number=1, url=str(origin), manifest=manifest, instance="one", config=config)
 
 
 @pytest.fixture
@@ -495,7 +493,6 @@ def test_without_a_server_nothing_is_left_and_nothing_raised(
         number=1,
         url=consumer.dataset.url,
         manifest=consumer.dataset.manifest,
-        store_dir="",
         instance="one",
         config=resolve({}),
     )

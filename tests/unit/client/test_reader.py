@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from dataclasses import replace
-from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from counting import counting
-from leaks import wait_until
-from nodes import content, kill
+from leaks import open_descriptors, wait_until
+from nodes import RecordingTier, content, kill
 from prefeed.client.connection import Connection
 from prefeed.client.dataset import (
     NodeDataset,
@@ -28,18 +25,17 @@ from prefeed.client.dataset import (
 from prefeed.client.node import NodeClient
 from prefeed.client.once import reading_once
 from prefeed.client.reader import ObjectReader
-from prefeed.client.writes import written_files
+from prefeed.client.tiers import keep_tier
 from prefeed.config import Config, resolve
 from prefeed.core.actions import Outcome
 from prefeed.errors import ObjectNotFoundError, StoreFormatError
 from prefeed.sources.catalogue_writer import CatalogueWriter
 from prefeed.sources.learned import LearnedMap
 from prefeed.sources.library import ManifestLibrary
-from prefeed.store.layout import MIN_BUDGET_BYTES
-from prefeed.store.writer import TierWriter
-from prefeed.system.locks import directory_lock
+from prefeed.store.log import MIN_BUDGET_BYTES
+from prefeed.store.memory import NUM_FILES as NUM_TIER_FILES
 from prefeed.wire import messages as m
-from process.children import child_running
+from process.children import stopped
 from sandbox import Sandbox, servers_of
 from scripted import ScriptedServer, scripted
 
@@ -99,55 +95,15 @@ def test_a_miss_is_fetched_by_the_server_and_a_hit_the_next_time(
 
 
 def test_a_hit_needs_no_server(node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]) -> None:
+    """The server is suspended, so that an answer would never come."""
     dataset = open_node_dataset(node, str(origin), config)
     node.warm(str(origin))
-    kill(node.status().pid)
+    pid = node.status().pid
     for path in origin.iterdir():
         path.write_bytes(b"not read")
     reader = reader_of(readers, dataset)
-    assert reader.read_many(range(NUM_FILES)) == [content(index) for index in range(NUM_FILES)]
-
-
-def test_objects_that_are_all_there_are_borrowed_where_they_are(
-    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
-) -> None:
-    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
-    node.warm(str(origin))
-    with ExitStack() as until:
-        views = reader.borrow([3, 5, 3], until)
-        assert views is not None
-        assert [bytes(view) for view in views] == [content(3), content(5), content(3)]
-        assert len({id(view) for view in views}) == 3  # a batch may have a sample twice
-    with pytest.raises(ValueError, match="released"):
-        views[0].tobytes()
-    reader.report()
-    assert wait_until(lambda: node.statistics().hits == 3, timeout_seconds=60)
-    assert node.statistics().misses == 0
-    assert node.statistics().hit_bytes == 2 * len(content(3)) + len(content(5))
-
-
-def test_nothing_is_borrowed_when_one_object_is_not_there(
-    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
-) -> None:
-    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
-    reader.read(3)
-    with ExitStack() as until:
-        assert reader.borrow([3, 5], until) is None
-        assert reader.borrow([3], until) is not None
-    reader.report()
-    assert wait_until(lambda: (node.statistics().hits, node.statistics().misses) == (1, 1), timeout_seconds=60)
-
-
-def test_nothing_is_borrowed_of_a_directory_that_the_loop_writes_to(
-    node: NodeClient, config: Config, origin: Path, readers: list[ObjectReader]
-) -> None:
-    dataset = open_node_dataset(node, str(origin), config)
-    node.warm(str(origin))
-    written = written_files(dataset)
-    assert written is not None
-    with closing(written), ExitStack() as until:
-        written.add(str(origin / "03.bin"), str(origin / "03.bin"))
-        assert reader_of(readers, dataset).borrow([5], until) is None
+    with stopped(pid):
+        assert reader.read_many(range(NUM_FILES)) == [content(index) for index in range(NUM_FILES)]
 
 
 def test_an_object_larger_than_the_cache_comes_with_the_answer(origin: Path, readers: list[ObjectReader]) -> None:
@@ -212,53 +168,33 @@ def test_a_server_that_dies_is_replaced_without_a_wrong_byte(
     kill(node.status().pid)
     assert reader.read(2) == content(2)  # from the origin
     with NodeClient.connect(config) as other:
-        assert reader.read(3) == content(3)
-        assert reader.read(1) == content(1)
+        assert reader.read_many([3, 3]) == [content(3), content(3)]
         reader.report()
         statistics = other.statistics()
         assert (statistics.misses, statistics.hits) == (1, 1)
-
-
-def test_another_server_may_keep_its_store_elsewhere(
-    node: NodeClient,
-    config: Config,
-    origin: Path,
-    readers: list[ObjectReader],
-    sandbox: Sandbox,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
-    reader = reader_of(readers, open_node_dataset(node, str(origin), config))
-    assert reader.read(1) == content(1)
-    node.stop()
-    elsewhere = sandbox.memory_dir / "elsewhere"
-    elsewhere.mkdir()
-    with NodeClient.connect(resolve({"memory_dir": elsewhere})) as other:
-        assert [reader.read(2) for _ in range(4)] == [content(2)] * 4
-        reader.report()
-        statistics = other.statistics()
-        assert (statistics.misses, statistics.errors) == (1, {})
 
 
 # ------------------------------------------------------------ without one
 
 
 @pytest.fixture
-def dataset(origin: Path, config: Config, sandbox: Sandbox) -> NodeDataset:
-    """A dataset whose server is yet to be made; its tier holds object 1."""
-    manifest = ManifestLibrary(config.home).open(str(origin), config)
-    store = sandbox.memory_dir / "store"
-    writer = TierWriter.open(store, budget_bytes=MIN_BUDGET_BYTES)
-    writer.put_many([(manifest.key(1), b"in the tier", False)])
-    writer.close()
-    return NodeDataset(
-        number=1, url=str(origin), manifest=manifest, store_dir=str(store), instance="one", config=config
-    )
+def tier() -> RecordingTier:
+    """The memory tier of the server that is yet to be made."""
+    return RecordingTier(MIN_BUDGET_BYTES)
 
 
 @pytest.fixture
-def server(dataset: NodeDataset) -> Iterator[ScriptedServer]:
-    with scripted(dataset.config, store_dir=dataset.store_dir) as server:
+def dataset(origin: Path, config: Config, tier: RecordingTier) -> NodeDataset:
+    """A dataset whose server is yet to be made; this process has the tier, which holds object 1."""
+    manifest = ManifestLibrary(config.home).open(str(origin), config)
+    tier.put_many([(manifest.key(1), b"in the tier", False)])
+    keep_tier("one", [os.dup(descriptor) for descriptor in tier.descriptors])
+    return NodeDataset(number=1, url=str(origin), manifest=manifest, instance="one", config=config)
+
+
+@pytest.fixture
+def server(dataset: NodeDataset, tier: RecordingTier) -> Iterator[ScriptedServer]:
+    with scripted(dataset.config, instance="one", tier=tier) as server:
         yield server
 
 
@@ -301,32 +237,53 @@ def test_an_empty_object_may_come_with_the_answer(
 
 
 def test_what_was_stored_meanwhile_is_looked_at_again(
-    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], tier: RecordingTier
 ) -> None:
     def store(message: m.AnyMessage) -> list[m.Message]:
         if not isinstance(message, m.Demand):
             return []
-        writer = TierWriter.open(dataset.store_dir, budget_bytes=MIN_BUDGET_BYTES)
-        writer.put_many([(dataset.manifest.key(message.object_id), b"late", True)])
-        writer.close()
+        tier.put_many([(dataset.manifest.key(message.object_id), b"late", True)])
         return [m.Answered(message.token, int(Outcome.STORED))]
 
     server.script = store
     assert reader_of(readers, dataset).read(3) == b"late"
 
 
-def test_a_store_that_was_replaced_is_looked_for_again(
-    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader]
+def test_the_tier_of_the_next_server_is_read(
+    dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the tier of the server before still holds is not read any more: the files may be other ones by now."""
+    monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
     reader = reader_of(readers, dataset)
     assert reader.read(1) == b"in the tier"
-    TierWriter.open(dataset.store_dir, budget_bytes=MIN_BUDGET_BYTES).destroy()
-    writer = TierWriter.open(dataset.store_dir, budget_bytes=MIN_BUDGET_BYTES)
-    writer.put_many([(dataset.manifest.key(3), b"in the new one", False)])
-    writer.close()
-    server.script = answering(Outcome.STORED)
-    assert reader.read(3) == b"in the new one"
-    assert server.of(m.Lost) == []
+    with scripted(dataset.config) as server:
+        server.tier.put_many([(dataset.manifest.key(3), b"in the new one", False)])
+
+        def script(message: m.AnyMessage) -> list[m.Message]:
+            if isinstance(message, m.OpenDataset):
+                return [m.DatasetOpened(message.token, 42, message.manifest_dir)]
+            return answering(Outcome.STORED)(message)
+
+        server.script = script
+        assert reader.read(3) == b"in the new one"
+        assert server.of(m.Lost) == []
+        assert reader.read(1) == content(1)
+        assert len(server.of(m.Lost)) == 1
+
+
+@pytest.mark.parametrize("num_descriptors", range(NUM_TIER_FILES))
+def test_without_all_descriptors_of_the_tier_the_origin_is_read(
+    dataset: NodeDataset, readers: list[ObjectReader], tier: RecordingTier, num_descriptors: int
+) -> None:
+    """As in a process that may open no more files; the descriptors that did come are closed."""
+    with scripted(dataset.config, tier=tier, num_descriptors=num_descriptors) as server:
+        server.script = answering(Outcome.STORED)
+        reader = reader_of(readers, replace(dataset, instance=server.instance))
+        before = open_descriptors()
+        assert reader.read_many([1, 3]) == [content(1), content(3)]
+        more = open_descriptors() - before
+        assert not [name for name in more if "memfd" in name]
+        assert len(server.of(m.Lost)) == 2
 
 
 def test_what_is_not_where_it_should_be_is_said_and_read_from_the_origin(
@@ -336,40 +293,6 @@ def test_what_is_not_where_it_should_be_is_said_and_read_from_the_origin(
     assert reader_of(readers, dataset).read(3) == content(3)
     (lost,) = server.wait_heard(m.Lost)
     assert (lost.dataset, lost.object_id) == (1, 3)  # type: ignore[union-attr]
-
-
-def test_a_tier_that_is_not_there_is_reported_once_and_then_said(
-    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The server makes it again if its files were removed; else what the tier holds is there for others."""
-    shutil.rmtree(dataset.store_dir)
-    server.script = answering(Outcome.STORED)
-    reader = reader_of(readers, dataset)
-    assert reader.read_many([1, 3, 4]) == [content(1), content(3), content(4)]
-    assert len(server.of(m.Lost)) == 1
-    [said] = [record.getMessage() for record in caplog.records if "cannot open" in record.getMessage()]
-    assert dataset.store_dir in said
-    assert "PREFEED_MEMORY_DIR" in said
-    assert "container" not in said
-
-
-def _keep(directory: str, pipe: Pipe) -> None:
-    with directory_lock(Path(directory)):
-        pipe.send("kept")
-        pipe.recv()
-
-
-def test_a_tier_that_another_process_keeps_for_a_while_is_no_fault(
-    server: ScriptedServer, dataset: NodeDataset, readers: list[ObjectReader], caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where many workers open it at once on a busy machine."""
-    server.script = answering(Outcome.STORED)
-    reader = reader_of(readers, dataset)
-    with child_running(_keep, dataset.store_dir) as (_, pipe):
-        assert pipe.recv() == "kept"
-        assert reader.read_many([1, 3]) == [content(1), content(3)]
-    assert server.of(m.Lost) == []
-    assert caplog.records == []
 
 
 def test_the_server_may_leave_it_to_the_reader(
@@ -401,7 +324,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_the_origin(
 ) -> None:
     monkeypatch.setattr("prefeed.client.reader._GRACE_SECONDS", 60.0)
     hurried = replace(dataset, config=resolve(limits={"request_seconds": 0}))
-    with scripted(dataset.config, store_dir=dataset.store_dir) as server:
+    with scripted(dataset.config, instance="one") as server:
         reader = reader_of(readers, hurried)
         connection = reader._connect()
         assert connection is not None
@@ -448,11 +371,8 @@ def test_reads_are_reported_in_groups_and_at_the_end(
 
 def test_large_objects_are_reported_sooner(dataset: NodeDataset, readers: list[ObjectReader], config: Config) -> None:
     small = resolve(limits={"lookahead_bytes": 8 * len(b"in the tier")})
-    eager = NodeDataset(
-        number=1, url=dataset.url, manifest=dataset.manifest, store_dir=dataset.store_dir, instance="one", config=small
-    )
-    with scripted(small, store_dir=dataset.store_dir) as server:
-        reader = reader_of(readers, eager)
+    with scripted(small, instance="one") as server:
+        reader = reader_of(readers, replace(dataset, config=small))
         reader.read(1)
         reader.read(1)
         (report,) = server.wait_heard(m.Consumed)
@@ -483,7 +403,7 @@ def test_the_dataset_is_named_again_on_another_server(
     dataset: NodeDataset, readers: list[ObjectReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prefeed.client.reader._RECONNECT_SECONDS", 0.0)
-    with scripted(dataset.config, instance="two", store_dir=dataset.store_dir) as server:
+    with scripted(dataset.config) as server:
 
         def script(message: m.AnyMessage) -> list[m.Message]:
             if isinstance(message, m.OpenDataset):
@@ -514,7 +434,7 @@ def test_a_reader_says_that_it_has_no_use_for_an_object_after_its_read(
 
 
 def test_a_server_that_does_not_know_the_manifest_is_let_go(dataset: NodeDataset, readers: list[ObjectReader]) -> None:
-    with scripted(dataset.config, instance="two", store_dir=dataset.store_dir) as server:
+    with scripted(dataset.config) as server:
         server.script = lambda message: [m.Refused("store-format", "no manifest", getattr(message, "token", 0))]
         reader = reader_of(readers, dataset)
         assert reader.read(3) == content(3)
@@ -547,21 +467,19 @@ def test_a_fork_counts_its_own_reads_for_the_run_summary(
 
 
 @pytest.fixture
-def catalogue(origin: Path, config: Config, sandbox: Sandbox) -> Iterator[NodeDataset]:
+def catalogue(origin: Path, config: Config) -> Iterator[NodeDataset]:
     """A catalogue of the files 0 and 1, whose server is yet to be made."""
     config.home.mkdir(exist_ok=True)
     writer = CatalogueWriter.open_or_create(config.home / "catalogue", [f"{origin}/00.bin", f"{origin}/01.bin"])
-    store = sandbox.memory_dir / "store"
-    TierWriter.open(store, budget_bytes=MIN_BUDGET_BYTES).close()
     manifest = CatalogueWriter.open(writer.directory)
-    yield NodeDataset(number=1, url="/", manifest=manifest, store_dir=str(store), instance="one", config=config)
+    yield NodeDataset(number=1, url="/", manifest=manifest, instance="one", config=config)
     writer.close()
     manifest.close()
 
 
 @pytest.fixture
 def catalogue_server(catalogue: NodeDataset) -> Iterator[ScriptedServer]:
-    with scripted(catalogue.config, store_dir=catalogue.store_dir) as server:
+    with scripted(catalogue.config, instance="one") as server:
         yield server
 
 
@@ -577,7 +495,7 @@ def answering_files(outcome: Outcome, **answer: object):  # type: ignore[no-unty
 def test_a_catalogue_that_is_another_one_here_is_not_used(catalogue: NodeDataset) -> None:
     """As for a container that has another home at the path of the server's: ids would mean other files."""
     directory = str(catalogue.manifest.directory)
-    with scripted(catalogue.config, instance="two", store_dir=catalogue.store_dir) as server:
+    with scripted(catalogue.config) as server:
         server.script = lambda message: [
             m.DatasetOpened(getattr(message, "token", 0), 42, directory, "of another home")
         ]
@@ -663,9 +581,7 @@ def test_a_key_that_is_withdrawn_again_before_the_reader_looks_is_no_loss(
 ) -> None:
     """Another loader of the node begins an epoch, for which every file is checked anew."""
     key = bytes(range(16))
-    writer = TierWriter.open(catalogue.store_dir, budget_bytes=MIN_BUDGET_BYTES)
-    writer.put_many([(key, b"as answered", False)])
-    writer.close()
+    catalogue_server.tier.put_many([(key, b"as answered", False)])
     catalogue_server.script = answering_files(Outcome.STORED, object_id=1, key=key)
     assert reader_of(readers, catalogue).try_read_file("/a") == (b"as answered", 1)
     assert catalogue_server.of(m.Lost) == []

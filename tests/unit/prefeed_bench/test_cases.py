@@ -20,6 +20,12 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 FIELDS = {
     "hit": {"us_per_sample", "page_cache_us_per_sample", "ratio", "read_median_us", "read_p99_us"},
     "fetch": {"objects_per_s", "cpu_us_per_object", "limit_objects_per_s", "limit_cpu_us", "of_limit"},
+    "small": {
+        "prefeed_100_us_per_put",
+        "prefeed_1000_us_per_hit",
+        "prefeed_1000_bytes_per_value",
+        "lmdb_100_us_per_hit",
+    },
     "readers": {"of_1_us_per_hit", "of_4_us_per_hit", "of_1_hits_s", "of_4_hits_s"},
     "sync": {"objects_per_s", "cpu_us_per_object", "compared_per_s"},
     "pool_read": {"objects_per_s", "cpu_us_per_object"},

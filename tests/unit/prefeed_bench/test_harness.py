@@ -61,7 +61,7 @@ def test_result_is_one_json_object_with_host() -> None:
 def test_host_knows_the_versions_that_matter() -> None:
     versions = host_facts()["versions"]
 
-    assert {"prefeed", "torch", "lmdb", "obstore"} <= set(versions)
+    assert {"prefeed", "torch", "obstore"} <= set(versions)
     assert versions["prefeed"]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
+from log_tiers import key_of, value_of
 from prefeed.server.disk import DiskTier
 from prefeed.store.log import LogWriter
 from prefeed.types import ClearResult
-from tier_contract import key_of, value_of
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import os
+import select
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from desk import Client, Desk, desk
+from log_tiers import key_of
 from nodes import content
 from prefeed.core.actions import Outcome
 from prefeed.core.plan import MOST_BYTES
 from prefeed.sources.manifest import Manifest
-from prefeed.store.namespaces import pid_namespace
+from prefeed.store import memory
 from prefeed.wire import messages as m
+from prefeed.wire.endpoint import place_of
+from prefeed.wire.frames import FrameReader
 from sandbox import Sandbox
 from unit.server.conftest import NUM_FILES
 
@@ -62,25 +67,25 @@ def ids_of(*ids: int) -> bytes:
 def test_a_client_is_told_where_the_cache_is(server: Desk) -> None:
     client = server.connect(greet=False)
     welcome = client.ask(m.Hello(m.PROTOCOL, "0", 0), m.Welcome)
-    assert (welcome.pid, welcome.store_dir) == (os.getpid(), str(server.config.home))
+    assert (welcome.pid, welcome.home) == (os.getpid(), place_of(server.config.home))
     assert welcome.instance
 
 
-def test_the_tier_is_told_of_clients_in_other_pid_namespaces(server: Desk) -> None:
-    def greet(namespace: str) -> Client:
-        client = server.connect(greet=False)
-        client.ask(m.Hello(m.PROTOCOL, "0", 0, namespace), m.Welcome)
-        return client
-
-    own = greet(pid_namespace())
-    assert server.tier.expected == []
-    foreign, unknown = greet("another"), greet("")
-    assert server.tier.expected == [True, True]
-    for client in (own, foreign, unknown):
-        client.sock.close()
-        left = len(server.loop.connections) - 1
-        server.turn_until(lambda left=left: len(server.loop.connections) == left)  # type: ignore[misc]
-    assert server.tier.expected == [True, True, True, False]
+def test_the_descriptors_of_the_tier_come_with_the_welcome(server: Desk) -> None:
+    """And nothing but the welcome brings them."""
+    client = server.connect(greet=False)
+    client.say(m.Hello(m.PROTOCOL, "0", 0))
+    server.turn_until(lambda: bool(select.select([client.sock], [], [], 0)[0]))
+    data, descriptors, _, _ = socket.recv_fds(client.sock, 1 << 16, 2 * memory.NUM_FILES)
+    [welcome] = FrameReader().feed(data)
+    assert isinstance(welcome, m.Welcome)
+    assert len(descriptors) == memory.NUM_FILES
+    reader = memory.MemoryReader(descriptors)
+    server.tier.put_many([(key_of(1), b"stays", False), (key_of(2), b"is freed once read", True)])
+    assert (reader.get(key_of(1)), reader.get(key_of(2))) == (b"stays", b"is freed once read")
+    client.say(m.GetStatus())
+    server.turn_until(lambda: bool(select.select([client.sock], [], [], 0)[0]))
+    assert socket.recv_fds(client.sock, 1 << 16, memory.NUM_FILES)[1] == []
 
 
 def test_another_protocol_is_refused_with_what_to_do(server: Desk) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from prefeed.config import resolve
+from nodes import RecordingTier, Rig, content, memory_source, rig
+from prefeed.server.datasets import Dataset
 from prefeed.server.memory_watch import BUSY_SECONDS, CALM_SECONDS, GIVEN_BACK, TIGHT_SECONDS, MemoryWatch
 from prefeed.server.node import Node
 from prefeed.server.sessions import DEFAULT_SESSION, Sessions
 from prefeed.server.tier_budget import Room
-from prefeed.store.layout import MIN_BUDGET_BYTES
-from prefeed.store.reader import TierReader
-from prefeed.store.writer import TierWriter
+from prefeed.store.log import MIN_BUDGET_BYTES, capacity_within
 from prefeed.system.memory import Memory, MemoryGroup
 from prefeed.wire.messages import GrowCache, OpenCache
 from sandbox import Sandbox
@@ -29,18 +28,21 @@ LIMIT = 100 * MIB
 RESERVE = 10 * MIB
 ASKED = 80 * MIB
 SIZE = 100_000
+NUM_OBJECTS = 1000
 
 
 @dataclass
 class Machine:
-    """A control group of 100 MiB, in which the tier is, and programs that have so much."""
+    """A control group of 100 MiB, in which the tier and the stage caches are, and programs that have so much."""
 
+    tier: RecordingTier
     store: Path
     programs: int = 5 * MIB
     files: int = 0
 
     def taken(self) -> int:
-        return sum(path.stat().st_blocks * 512 for path in self.store.rglob("*"))
+        caches = sum(path.stat().st_blocks * 512 for path in self.store.rglob("*"))
+        return self.tier.file_bytes() + caches
 
     def read(self) -> Memory:
         usage = self.taken() + self.programs + self.files
@@ -52,10 +54,18 @@ class Machine:
 class Server:
     """What the watch looks after."""
 
+    rig: Rig
     machine: Machine
-    node: Node
     sessions: Sessions
     watch: MemoryWatch
+
+    @property
+    def node(self) -> Node:
+        return self.rig.node
+
+    @property
+    def tier(self) -> RecordingTier:
+        return self.rig.tier
 
     def look(self) -> float:
         """Look until nothing is left to be done; return when the next look is."""
@@ -65,35 +75,28 @@ class Server:
                 break
         return seconds
 
-    def fill(self) -> int:
-        """Put values into the tier until it is full; return how many there are."""
-        stored = 0
-        for number in range(2000):
-            try:
-                self.node._tier.put_many([(number.to_bytes(16, "big"), bytes([number % 251]) * SIZE, False)])
-            except Exception:  # noqa: BLE001 - it is full
-                break
-            stored += 1
-        return stored
+    def fill(self) -> Dataset:
+        """Fetch objects until the tier is full, as for a plan that goes through all of them."""
+        dataset = self.rig.open(memory_source(NUM_OBJECTS, size=SIZE))
+        self.rig.plan(1, dataset, range(NUM_OBJECTS))
+        self.rig.deliver_all()
+        return dataset
 
 
 @pytest.fixture
 def server(sandbox: Sandbox) -> Iterator[Server]:
     store = sandbox.memory_dir / "store"
+    store.mkdir()
     room = Room(store, ASKED)
     sessions = Sessions(room, None)
-    tier = TierWriter.open(store, budget_bytes=ASKED)
-    node = Node(resolve(), tier, clock=lambda: 0.0, wake=lambda: None, call_later=lambda *_: None)
-    sessions.share_memory_with(node)
-    machine = Machine(store)
-    watch = MemoryWatch(
-        store_dir=store, asked_bytes=ASKED, granted_bytes=ASKED, notice=None, node=node, sessions=sessions,
-        read=machine.read,
-    )  # fmt: skip
-    yield Server(machine, node, sessions, watch)
-    node.close()
+    with rig(sandbox.home, tier=RecordingTier(capacity_within(ASKED))) as made:
+        sessions.share_memory_with(made.node)
+        machine = Machine(made.tier, store)
+        watch = MemoryWatch(
+            asked_bytes=ASKED, granted_bytes=ASKED, notice=None, node=made.node, sessions=sessions, read=machine.read
+        )
+        yield Server(made, machine, sessions, watch)
     sessions.close()
-    tier.destroy()
 
 
 def test_with_room_for_all_nothing_happens(server: Server) -> None:
@@ -127,15 +130,17 @@ def test_cached_files_take_nothing_away(server: Server) -> None:
     assert server.node.scheduler.residency.budget_bytes > 70 * MIB
 
 
-def test_pages_that_were_made_ahead_go_back_first(server: Server) -> None:
-    """Values that are there stay, and can be read."""
-    server.node._tier.put_many([(bytes(16), b"x" * SIZE, False)])
-    server.machine.programs = 88 * MIB
-    assert server.look() == TIGHT_SECONDS
-    assert server.machine.taken() <= MIN_BUDGET_BYTES + MIB
-    reader = TierReader(server.machine.store)
-    assert reader.get(bytes(16)) == b"x" * SIZE
-    reader.close()
+def test_values_go_until_the_tier_fits(server: Server) -> None:
+    """Those that are read last go first; others stay, and can be read."""
+    dataset = server.fill()
+    before = server.tier.num_entries
+    server.machine.programs = 20 * MIB
+    server.look()
+    assert server.machine.taken() <= LIMIT - RESERVE - 20 * MIB
+    left = [number for number in range(NUM_OBJECTS) if server.tier.get(dataset.key(number)) is not None]
+    assert left == list(range(server.tier.num_entries))
+    assert 600 < len(left) < before
+    assert server.tier.get(dataset.key(0)) == content(0, SIZE)
 
 
 def test_the_smallest_tier_stays_whatever_happens(server: Server) -> None:
@@ -149,7 +154,7 @@ def test_unused_caches_go_when_they_have_all_that_is_left(server: Server) -> Non
     """And those grow no more that somebody has open."""
     opened = server.sessions.open_cache("client", OpenCache(DEFAULT_SESSION, 1, "", 0, False))
     directory = Path(opened.memory_dir)
-    (directory / "data.mdb").write_bytes(bytes(20 * MIB))
+    (directory / "segment-0").write_bytes(bytes(20 * MIB))
     server.sessions.leave("client")
     server.machine.programs = 70 * MIB
     server.look()

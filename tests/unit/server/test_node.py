@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 
 from fake_sources import CountingSource, Fault, FaultySource
-from nodes import Asked, RecordingTier, Rig, content, memory_source, rig
+from nodes import Asked, Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
 from prefeed.core.requests import START
 from prefeed.errors import (
     AccessDeniedError,
     SourceError,
-    StoreError,
     ThrottledError,
     TierFullError,
     TransientSourceError,
 )
 from prefeed.limits import Limits
-from prefeed.sources.manifest_writer import build_manifest
-from prefeed.store.layout import stored_bytes
+from prefeed.store.log import stored_bytes
 from sandbox import Sandbox
 
 READER = 7
@@ -213,15 +211,14 @@ def test_a_body_of_another_size_than_listed_is_asked_for_again(node: Rig) -> Non
 # ------------------------------------------------------------ what the tier does
 
 
-@pytest.mark.parametrize("refusal", [TierFullError, StoreError])
-def test_readers_get_the_bytes_when_the_tier_refuses_them(node: Rig, refusal: type[StoreError]) -> None:
+def test_readers_get_the_bytes_when_the_tier_refuses_them(node: Rig) -> None:
     dataset = node.open(memory_source(8))
-    node.tier.refusal = refusal("no room")
+    node.tier.refusal = TierFullError("no room")
     node.plan(READER, dataset, range(8))
     readers = [node.demand(dataset, object_id, consumer=READER) for object_id in range(3)]
     node.deliver_all()
     assert [(reader.outcome, reader.data) for reader in readers] == [(Outcome.INLINE, content(i)) for i in range(3)]
-    assert node.node.statistics().errors == {refusal.code: 1}
+    assert node.node.statistics().errors == {TierFullError.code: 1}
     assert node.node.statistics().resident_bytes == 0
     node.tier.refusal = None
     node.node.end_consumer(READER)
@@ -292,59 +289,17 @@ def test_bytes_of_the_last_epoch_are_not_given_when_the_tier_refuses_them(node: 
     node.begin(READER + 1, dataset, [])
     node.check()
     reader = node.demand(dataset, 0, consumer=READER + 1)
-    node.tier.refusal = StoreError("no room")
+    node.tier.refusal = TierFullError("no room")
     node.fetchers._results = on_their_way
     node.node.pump()
     assert (reader.outcome, reader.data) == (Outcome.READ_ORIGIN, b"")
-
-
-def test_a_tier_that_filled_up_is_used_as_far_as_it_goes(sandbox: Sandbox) -> None:
-    with rig(sandbox.home, capacity=100 * COST) as node:
-        dataset = node.open(memory_source(90))
-        node.tier.set_capacity(60 * COST)
-        node.plan(READER, dataset, range(90))
-        node.deliver_all()
-        for object_id in range(90):
-            reader = node.demand(dataset, object_id, consumer=READER)
-            node.deliver_all()
-            assert reader.outcome in (Outcome.STORED, Outcome.INLINE)
-            node.consume(READER, dataset, [object_id])
-        assert node.node.statistics().budget_bytes == 60 * COST
-        assert node.tier.most_bytes <= 60 * COST
-
-
-def test_the_tier_never_holds_more_than_its_budget(sandbox: Sandbox) -> None:
-    with rig(sandbox.home, capacity=60 * COST) as node:
-        dataset = node.open(memory_source(100))
-        for _ in range(2):
-            node.plan(READER, dataset, range(100))
-            node.deliver_all()
-            for object_id in range(100):
-                assert node.tier.get(dataset.key(object_id)) == content(object_id)
-                node.consume(READER, dataset, [object_id])
-                node.deliver_all()
-        assert node.tier.most_bytes == 60 * COST
-        statistics = node.node.statistics()
-        assert (statistics.resident_objects, statistics.transient_objects) == (36, 0)
-        assert (statistics.hits, statistics.misses, statistics.late) == (200, 0, 0)
-        assert statistics.best_hit_ratio == pytest.approx(0.6)
-        assert statistics.origin_requests == 100 + 64
-
-
-def test_transients_are_deleted_in_the_order_in_which_they_were_read(sandbox: Sandbox) -> None:
-    with rig(sandbox.home, capacity=60 * COST) as node:
-        dataset = node.open(memory_source(100))
-        node.plan(READER, dataset, range(100))
-        node.deliver_all()
-        node.consume(READER, dataset, range(100))
-        assert node.tier.deleted == [dataset.key(object_id) for object_id in range(36, 60)]
 
 
 def test_a_reader_that_was_sent_to_the_tier_in_vain_reads_the_origin(node: Rig) -> None:
     dataset = node.open(memory_source(2))
     node.demand(dataset, 0)
     node.deliver_all()
-    node.tier.delete_many([dataset.key(0)])
+    node.tier.free_many([dataset.key(0)])
     asked = Asked()
     node.node.lost(dataset.number, 0, asked.answer)
     node.node.pump()
@@ -378,32 +333,6 @@ def test_a_newer_listing_inherits_what_did_not_change(node: Rig) -> None:
     assert {path for path, count in source.fetches_by_path.items() if count == 2} == {"00002.bin"}
     assert source.fetches == 7
     assert node.num_residents(second) == 6
-
-
-def test_what_an_earlier_server_left_is_found_again(sandbox: Sandbox) -> None:
-    source = CountingSource(memory_source(5))
-    manifest = build_manifest(source, sandbox.home / "manifest")
-    tier = RecordingTier(1 << 30)
-    tier.put_many([(manifest.key(3), content(3), False), (b"0" * 16, b"of another dataset", False)])
-    with rig(sandbox.home, tier=tier) as node:
-        assert node.node.statistics().resident_objects == 2
-        dataset = node.open(source)
-        assert node.num_residents(dataset) == 1
-        node.plan(READER, dataset, range(5))
-        node.deliver_all()
-        assert "00003.bin" not in source.fetches_by_path
-        assert node.node.clear(None).entries == 6
-        assert list(tier.entries()) == []
-
-
-def test_what_an_earlier_server_left_beyond_the_budget_is_deleted(sandbox: Sandbox) -> None:
-    tier = RecordingTier(100 * COST)
-    tier.put_many([(index.to_bytes(16, "big"), content(index), False) for index in range(80)])
-    tier.set_capacity(50 * COST)
-    with rig(sandbox.home, tier=tier) as node:
-        node.node.pump()
-        assert tier.used_bytes <= 50 * COST
-        node.node.validate()
 
 
 def test_clear_frees_what_lies_at_or_below_a_url(sandbox: Sandbox) -> None:
@@ -451,15 +380,6 @@ def test_arrivals_wake_the_loop_only_while_a_reader_waits(node: Rig) -> None:
     node.deliver_all()
     assert reader.outcome == Outcome.STORED
     assert not node.fetchers.is_urgent
-
-
-def test_a_tier_that_is_gone_does_not_end_the_server(node: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> int:
-        raise StoreError("closed")
-
-    monkeypatch.setattr(node.tier, "reclaim_dead_readers", refuse)
-    node.node.reclaim_dead_readers()
-    assert node.node.statistics().errors == {"store-error": 1}
 
 
 def test_a_retry_that_is_no_longer_awaited_changes_nothing(node: Rig) -> None:

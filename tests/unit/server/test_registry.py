@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fake_sources import MemorySource
-from nodes import PLENTY, RecordingTier, Rig, content, memory_source, rig
+from nodes import Rig, content, memory_source, rig
 from prefeed.core.actions import Outcome
 from prefeed.server.datasets import Dataset, Opened
 from prefeed.sources.blocks import BlockSource, entries_of
@@ -171,46 +171,6 @@ def test_clear_of_the_root_frees_every_file_and_no_object_store(node: Rig, files
     fill(node, manifest, 2)
     assert node.node.clear("/").entries == 4
     assert node.node.clear("memory://test").entries == 2
-
-
-def test_orphans_are_freed_with_everything_and_never_with_a_part(sandbox: Sandbox) -> None:
-    tier = RecordingTier(PLENTY)
-    tier.put_many([(b"0" * 16, b"of a dataset that nobody has open", False)])
-    with rig(sandbox.home, tier=tier) as node:
-        assert node.node.clear("/").entries == 0
-        assert node.node.clear("memory://test").entries == 0
-        assert node.node.clear(None).entries == 1
-        assert list(tier.entries()) == []
-
-
-# ------------------------------------------------------------ earlier lives
-
-
-@pytest.mark.parametrize("changed", [False, True], ids=["as it was", "changed meanwhile"])
-def test_a_catalogue_of_an_earlier_life_inherits_and_publishes_after_a_look(
-    sandbox: Sandbox, files: list[Path], changed: bool
-) -> None:
-    tier = RecordingTier(PLENTY)
-    with rig(sandbox.home, tier=tier) as node:
-        fill(node, node.open_catalogue(*files), 4)
-    if changed:
-        files[2].write_bytes(b"changed")
-    with rig(sandbox.home, tier=tier) as node:
-        dataset = node.open_catalogue(*files)
-        catalogue = dataset.catalogue
-        assert catalogue is not None
-        assert node.num_residents(dataset) == 4
-        assert not any(catalogue.is_published(index) for index in range(4))
-        reader = node.demand(dataset, 2)
-        assert reader.outcome is None
-        node.deliver_all()
-        assert reader.outcome == Outcome.STORED
-        assert bytes(tier.get(catalogue.key(2)) or b"") == files[2].read_bytes()
-        assert not catalogue.is_published(1)
-        node.begin(READER, dataset, range(4), recheck=False)
-        node.deliver_all()
-        assert all(catalogue.is_published(index) for index in range(4))
-        assert node.node.statistics().origin_requests == int(changed)
 
 
 def test_a_catalogue_in_use_is_not_opened_twice(node: Rig, files: list[Path]) -> None:

@@ -17,7 +17,7 @@ from prefeed.server.datasets import Dataset
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.posix import stat_files
 from prefeed.sources.views import View
-from prefeed.store.layout import stored_bytes
+from prefeed.store.log import stored_bytes
 from sandbox import Sandbox
 
 NUM_FILES = 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gzip
-import mmap
 import socket
 import sys
 import threading
@@ -22,7 +21,6 @@ from prefeed.sources.quick_fetches import (
     INTERRUPTED,
     NOT_CONNECTED,
     ODD,
-    ROOM_FOR_HEAD_BYTES,
     STATUS,
     TIMED_OUT,
     Arrival,
@@ -33,8 +31,7 @@ from prefeed.sources.quick_fetches import (
 pytestmark = pytest.mark.usefixtures("sandbox")
 
 SIZE = 1000
-ROOM = 128 * 1024
-PLACES = 16
+LONG_HEAD_BYTES = 8192
 
 
 def origin_of(url: str, *, host: str = "", timeout_seconds: float = 60.0) -> QuickOrigin:
@@ -45,17 +42,20 @@ def origin_of(url: str, *, host: str = "", timeout_seconds: float = 60.0) -> Qui
 
 
 class Client:
-    """A client with a memory of ``PLACES`` rooms, and what it has fetched."""
+    """A client, and the objects that it has fetched, by number."""
 
     def __init__(self, origin: QuickOrigin) -> None:
-        self.memory = mmap.mmap(-1, PLACES * ROOM)
-        self.client = QuickClient(self.memory)
+        self.objects: dict[int, bytes] = {}
+        self.client = QuickClient(self.keep)
         self.client.add_origin(7, origin)
+
+    def keep(self, number: int, data: memoryview) -> None:
+        self.objects[number] = bytes(data)
 
     def fetch(self, *wanted: tuple[str, int]) -> list[Arrival]:
         """Fetch targets of these sizes at a time; return their arrivals in this order."""
         for number, (target, size) in enumerate(wanted):
-            self.client.fetch(number, 7, target.encode(), number * ROOM, size)
+            self.client.fetch(number, 7, target.encode(), size)
         arrivals: list[Arrival] = []
         while self.client.num_under_way:
             arrivals += self.client.step(60.0)
@@ -63,7 +63,7 @@ class Client:
 
     def fetch_part(self, target: str, first: int, size: int) -> list[Arrival]:
         """Fetch a part of an object; return its arrival."""
-        self.client.fetch(0, 7, target.encode(), 0, size, first=first)
+        self.client.fetch(0, 7, target.encode(), size, first=first)
         return self.until(bool)
 
     def until(self, condition: Callable[[list[Arrival]], bool]) -> list[Arrival]:
@@ -75,12 +75,8 @@ class Client:
             arrivals += self.client.step(0.1)
         return arrivals
 
-    def data(self, arrival: Arrival, size: int) -> bytes:
-        return self.memory[arrival.start : arrival.start + size]
-
     def close(self) -> None:
         self.client.close()
-        self.memory.close()
 
 
 @pytest.fixture
@@ -99,13 +95,12 @@ def client(server: servers.FileServer) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 84_000])
-def test_object_is_received_where_it_was_told(client: Client, server: servers.FileServer, size: int) -> None:
+def test_object_is_received(client: Client, server: servers.FileServer, size: int) -> None:
     data = bytes(index % 251 for index in range(size))
     (server.directory / "object").write_bytes(data)
     (arrival,) = client.fetch(("/object", size))
     assert not arrival.failure
-    assert client.data(arrival, size) == data
-    assert arrival.start < ROOM_FOR_HEAD_BYTES
+    assert client.objects[arrival.number] == data
     stat = (server.directory / "object").stat()
     assert arrival.version == f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"'
 
@@ -115,7 +110,7 @@ def test_many_objects_come_over_as_many_connections_as_are_under_way(
 ) -> None:
     for start in (0, 10, 20, 30):
         arrivals = client.fetch(*((f"/{index:02}.bin", SIZE) for index in range(start, start + 10)))
-        assert [client.data(arrival, SIZE)[0] for arrival in arrivals] == list(range(start, start + 10))
+        assert [client.objects[arrival.number][0] for arrival in arrivals] == list(range(start, start + 10))
     assert len(server.requests) == 40
     assert len(client.client._connections) <= 10
 
@@ -136,7 +131,7 @@ def test_a_part_is_received_where_it_was_told(
     (server.directory / "object").write_bytes(data)
     (arrival,) = client.fetch_part("/object", first, size)
     assert (arrival.failure, arrival.object_bytes) == ("", SIZE)
-    assert client.data(arrival, size) == data[first : first + size]
+    assert client.objects[arrival.number] == data[first : first + size]
     assert arrival.version == f'"{(server.directory / "object").stat().st_mtime_ns:x}-{SIZE:x}"'
 
 
@@ -165,7 +160,7 @@ def test_answers_that_are_not_the_part(client: Client, server: servers.FileServe
 
 
 def _large_head(handler: servers.Handler) -> None:
-    handler.reply(200, b"x" * SIZE, {"X-Padding": "y" * (ROOM_FOR_HEAD_BYTES + SIZE)})
+    handler.reply(200, b"x" * SIZE, {"X-Padding": "y" * (LONG_HEAD_BYTES + SIZE)})
 
 
 def _surplus(handler: servers.Handler) -> None:
@@ -209,10 +204,10 @@ def test_answers_that_are_no_object(client: Client, server: servers.FileServer, 
     first, other = client.fetch(("/answer", SIZE), ("/03.bin", SIZE))
     assert first.failure == failure
     assert not other.failure
-    assert client.data(other, SIZE) == b"\3" * SIZE
+    assert client.objects[other.number] == b"\3" * SIZE
     assert sorted(path for _, path, _ in server.requests) == ["/03.bin", "/answer"]
     (after,) = client.fetch(("/05.bin", SIZE))
-    assert client.data(after, SIZE) == b"\5" * SIZE
+    assert client.objects[after.number] == b"\5" * SIZE
 
 
 @pytest.mark.parametrize(
@@ -307,7 +302,7 @@ def test_connection_that_was_closed_while_idle_is_replaced() -> None:
     client = Client(origin_of(server.url))
     for _ in range(5):
         (arrival,) = client.fetch(("/x", 3))
-        assert client.data(arrival, 3) == b"abc"
+        assert client.objects[arrival.number] == b"abc"
     client.close()
     server.close()
     assert server.num_connections == 5
@@ -318,7 +313,7 @@ def test_connection_that_is_closed_after_a_second_request_is_replaced_once() -> 
     client = Client(origin_of(server.url))
     for _ in range(3):
         (arrival,) = client.fetch(("/x", 3))
-        assert client.data(arrival, 3) == b"abc"
+        assert client.objects[arrival.number] == b"abc"
     client.close()
     server.close()
     assert server.num_connections == 3
@@ -348,7 +343,7 @@ def test_head_that_comes_byte_by_byte_is_read() -> None:
     client = Client(origin_of(server.url))
     for _ in range(2):
         (arrival,) = client.fetch(("/x", 3))
-        assert (client.data(arrival, 3), arrival.version) == (b"abc", '"1"')
+        assert (client.objects[arrival.number], arrival.version) == (b"abc", '"1"')
     client.close()
     server.close()
 
@@ -356,7 +351,7 @@ def test_head_that_comes_byte_by_byte_is_read() -> None:
 def test_close_breaks_off_what_is_under_way(server: servers.FileServer) -> None:
     server.answers["/late"] = servers.silent
     client = Client(origin_of(server.url))
-    client.client.fetch(1, 7, b"/late", 0, 1000)
+    client.client.fetch(1, 7, b"/late", 1000)
     deadline = time.monotonic() + 60
     while not server.requests:
         client.client.step(0.05)
@@ -368,8 +363,8 @@ def test_no_more_requests_than_the_limit_but_urgent_ones(client: Client, server:
     server.answers["/late0"] = server.answers["/late1"] = servers.stalled
     client.client.limit(7, 2)
     for number, target in enumerate((b"/late0", b"/late1", b"/00.bin", b"/01.bin")):
-        client.client.fetch(number, 7, target, number * ROOM, SIZE)
-    client.client.fetch(4, 7, b"/02.bin", 4 * ROOM, SIZE, is_urgent=True)
+        client.client.fetch(number, 7, target, SIZE)
+    client.client.fetch(4, 7, b"/02.bin", SIZE, is_urgent=True)
     arrivals = client.until(lambda found: len(found) == 1 and len(server.requests) >= 3)  # late ones are noted late
     assert [arrival.number for arrival in arrivals] == [4]
     assert sorted(path for _, path, _ in server.requests) == ["/02.bin", "/late0", "/late1"]
@@ -403,8 +398,8 @@ def test_objects_over_tls(server: servers.FileServer, encrypted: str, monkeypatc
     client = Client(origin_of(server.url.replace("http:", "https:")))
     for _ in range(3):
         small, large, missing = client.fetch(("/07.bin", SIZE), ("/large", 100_000), ("/none", 1))
-        assert client.data(small, SIZE) == b"\7" * SIZE
-        assert client.data(large, 100_000) == bytes(range(250)) * 400
+        assert client.objects[small.number] == b"\7" * SIZE
+        assert client.objects[large.number] == bytes(range(250)) * 400
         assert missing.failure == STATUS % 404
     client.close()
     assert len(server.requests) == 9
@@ -433,7 +428,7 @@ def test_many_that_wait_fail_one_after_the_other_without_descriptors(monkeypatch
         fetched = Client(origin_of(f"http://127.0.0.1:{server.getsockname()[1]}/"))
         fetched.client.limit(7, 1)
         for number in range(num):
-            fetched.client.fetch(number, 7, b"/", 0, SIZE)
+            fetched.client.fetch(number, 7, b"/", SIZE)
         accepted, _ = server.accept()
 
         def no_descriptor(*_: object, **__: object) -> None:
@@ -445,3 +440,24 @@ def test_many_that_wait_fail_one_after_the_other_without_descriptors(monkeypatch
             arrivals = fetched.until(lambda arrivals: len(arrivals) == num)
         assert {arrival.failure for arrival in arrivals} == {INTERRUPTED, NOT_CONNECTED}
         fetched.client.close()
+
+
+def test_an_object_that_cannot_be_kept_is_for_the_library(server: servers.FileServer) -> None:
+    def refuse(number: int, data: memoryview) -> None:
+        if number == 0:
+            raise OSError(errno.ENOSPC, "no room")
+
+    client = Client(origin_of(server.url))
+    client.client.close()
+    client.client = QuickClient(refuse)
+    client.client.add_origin(7, origin_of(server.url))
+    assert [arrival.failure for arrival in client.fetch(("/01.bin", SIZE), ("/02.bin", SIZE))] == [ODD, ""]
+    client.close()
+
+
+def test_buffers_are_used_again_and_grow(client: Client, server: servers.FileServer) -> None:
+    for size in (10, 300_000, 20, 1_000_000, 0):
+        (server.directory / "object").write_bytes(bytes([size % 251]) * size)
+        (arrival,) = client.fetch(("/object", size))
+        assert client.objects[arrival.number] == bytes([size % 251]) * size
+    assert len(client.client._buffers) == 1

@@ -24,29 +24,25 @@ GIB = 1024**3
 MIB = 1024**2
 MACHINE = Memory(total_bytes=64 * GIB, available_bytes=60 * GIB)
 GROUP = MemoryGroup(limit_bytes=16 * GIB, usage_bytes=GIB)
-LIMITS = MemoryLimits(memory=replace(MACHINE, groups=(GROUP,)), free_bytes=32 * GIB)
+LIMITS = MemoryLimits(memory=replace(MACHINE, groups=(GROUP,)))
 
 
-def limits(
-    *, taken: int = 0, free: int = 1000 * GIB, available: int = 60 * GIB, groups: tuple[MemoryGroup, ...] = ()
-) -> MemoryLimits:
+def limits(*, taken: int = 0, available: int = 60 * GIB, groups: tuple[MemoryGroup, ...] = ()) -> MemoryLimits:
     memory = Memory(total_bytes=64 * GIB, available_bytes=available, groups=groups)
-    return MemoryLimits(memory=memory, free_bytes=free, taken_bytes=taken)
+    return MemoryLimits(memory=memory, taken_bytes=taken)
 
 
 @pytest.mark.parametrize(
-    ("limits", "budget"),
+    ("memory", "budget"),
     [
-        (LIMITS, 8 * GIB),
-        (replace(LIMITS, memory=MACHINE), 16 * GIB),
-        (replace(LIMITS, free_bytes=64 * MIB), 32 * MIB),
-        (replace(LIMITS, memory=Memory(total_bytes=2 * GIB, available_bytes=GIB)), GIB),
-        (replace(LIMITS, free_bytes=0), 0),
+        (LIMITS.memory, 8 * GIB),
+        (MACHINE, 32 * GIB),
+        (Memory(total_bytes=2 * GIB, available_bytes=GIB), GIB),
     ],
-    ids=["cgroup", "free space", "docker default", "ram", "nothing"],
+    ids=["cgroup", "ram", "little ram"],
 )
-def test_the_default_is_half_of_the_smallest(limits: MemoryLimits, budget: int) -> None:
-    assert default_budget_bytes(limits) == budget
+def test_the_default_is_half_of_the_smallest(memory: Memory, budget: int) -> None:
+    assert default_budget_bytes(memory) == budget
 
 
 def test_a_budget_that_fits_is_left_alone() -> None:
@@ -57,14 +53,12 @@ def test_a_budget_that_fits_is_left_alone() -> None:
     ("limits", "most_bytes", "why"),
     [
         (LIMITS, 15 * GIB - int(1.6 * GIB), "control group has 16.00 GiB, and 1.60 GiB of it stay free"),
-        (replace(LIMITS, free_bytes=GIB), GIB, "--shm-size"),
         (limits(available=20 * GIB), 20 * GIB - int(6.4 * GIB), "this machine has 64.00 GiB"),
-        (limits(free=32 * GIB), 32 * GIB, "--shm-size"),
         (limits(groups=(replace(GROUP, limit_bytes=64 * GIB, usage_bytes=50 * GIB),)), 14 * GIB - int(6.4 * GIB), "control group"),
         (limits(groups=(replace(GROUP, usage_bytes=16 * GIB),)), 0, "control group"),
         (limits(taken=3 * GIB, groups=(replace(GROUP, usage_bytes=16 * GIB),)), 3 * GIB - int(1.6 * GIB), "control group"),
     ],
-    ids=["cgroup", "free space", "ram", "no cgroup", "50 of 64 GiB in use", "full", "full of the tier itself"],
+    ids=["cgroup", "ram", "50 of 64 GiB in use", "full", "full of the tier itself"],
 )  # fmt: skip
 def test_what_is_in_use_is_not_granted_and_that_is_said(limits: MemoryLimits, most_bytes: int, why: str) -> None:
     budget, reason = clamp_budget(100 * GIB, limits)
@@ -137,8 +131,8 @@ def test_a_memory_directory_on_disk_is_used_and_said() -> None:
 
 def test_this_machine(sandbox: Sandbox) -> None:
     assert is_tmpfs(sandbox.memory_dir / "not" / "there")
-    limits = memory_limits(sandbox.memory_dir / "not" / "there")
-    assert 0 < limits.smallest_bytes <= limits.memory.total_bytes
+    memory = memory_limits(sandbox.memory_dir / "not" / "there").memory
+    assert 0 < memory.limit_bytes <= memory.total_bytes
     directory, on_tmpfs, warning = choose_store_dir(sandbox.memory_dir, sandbox.home, 1)
     assert (directory, on_tmpfs, warning) == (sandbox.memory_dir, True, None)
     assert choose_store_dir(sandbox.memory_dir / "gone", sandbox.home, 1)[0] == sandbox.home

@@ -12,8 +12,6 @@ import pytest
 
 from cache_user import key_of
 from prefeed.config import MIB
-from prefeed.store import environment
-from prefeed.store.layout import data_path
 from prefeed.store.shared import SharedTier
 from prefeed.system import locks
 from prefeed.system.locks import call_when_free, directory_lock
@@ -64,61 +62,17 @@ def test_a_removed_directory_cannot_be_held(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.usefixtures("sandbox")
-def test_waiting_for_a_directory_stops_neither_other_stores_nor_forks(tmp_path: Path) -> None:
-    busy, free = tmp_path / "busy", tmp_path / "free"
-    for directory in (busy, free):
-        directory.mkdir()
-        first = SharedTier(directory, limit_bytes=MIB)
-        assert first.put_many([(key_of(1), b"x")]) == 1
-        first.close()
-    found: list[object] = []
-    waiting, other = (SharedTier(directory, limit_bytes=MIB, patience_seconds=LONG) for directory in (busy, free))
-    reader = threading.Thread(target=lambda: found.append(waiting.get(key_of(1))))
-    writer = SharedTier(busy, limit_bytes=MIB)
-    with directory_lock(busy):
-        reader.start()
-        for _ in range(3):
-            assert other.get(key_of(1)) == b"x"
-            assert environment.lock.acquire(timeout=LONG / 2)  # as a fork does
-            environment.lock.release()
-            other.close()
-        assert writer.put_many([(key_of(2), b"y")]) == 0
-        assert found == []
-    reader.join()
-    assert found == [b"x"]
-    for tier in (waiting, other, writer):
-        tier.close()
-
-
-def test_a_store_whose_directory_is_kept_busy_looks_empty(tmp_path: Path) -> None:
-    tier = SharedTier(tmp_path, limit_bytes=MIB, patience_seconds=0)
-    assert tier.put_many([(key_of(1), b"x")]) == 1
-    tier.close()
-    with directory_lock(tmp_path):
-        assert tier.get(key_of(1)) is None
-        assert tier.statistics().entries == 0
-        before = tier.limit_bytes
-        tier.grow(2 * MIB)
-        assert tier.limit_bytes == before  # asked again later
-    assert tier.get(key_of(1)) == b"x"
-    tier.grow(2 * MIB)
-    assert tier.limit_bytes == 2 * MIB
-    tier.close()
-
-
 def test_a_process_stopped_while_it_writes_is_waited_for_with_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is stored is read all the while; nothing is stored, and nobody waits a second time, until it goes on."""
-    monkeypatch.setattr(locks, "TURN_SECONDS", 0.02)
     with closing(SharedTier(tmp_path / "store", limit_bytes=4 * MIB)) as tier:
         (tmp_path / "store").mkdir(mode=0o700)
         assert tier.put_many([(key_of(0), b"stored")]) == 1
-        with data_path(tmp_path / "store").open("rb") as stopped:
+        with (tmp_path / "store" / "store" / "index").open("rb") as stopped:
             fcntl.flock(stopped, fcntl.LOCK_EX)
             assert tier.put_many([(key_of(1), b"more")]) == 0
-            monkeypatch.setattr(locks, "TURN_SECONDS", LONG)
+            monkeypatch.setattr(locks, "PATIENCE_SECONDS", LONG)
             assert tier.put_many([(key_of(1), b"more")]) == 0
             assert tier.get(key_of(0)) == b"stored"
             with closing(SharedTier(tmp_path / "store", limit_bytes=4 * MIB)) as other:

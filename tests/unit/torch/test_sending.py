@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from prefeed.torch import sending
 from prefeed.torch.collating import Collate
 from prefeed.torch.ring import Ring
-from prefeed.torch.sending import INLINE_BYTES, BorrowedBytes, find_parts
+from prefeed.torch.sending import INLINE_BYTES, find_parts
 
 pytestmark = pytest.mark.usefixtures("sandbox")
 
@@ -408,44 +408,3 @@ def test_only_tensors_are_pinned(worker: Worker, monkeypatch: pytest.MonkeyPatch
 def test_sizes_of_slots_have_a_quarter_to_spare_at_most() -> None:
     for size in (1, 7, 8, 9, LARGE, 5_512_345, (1 << 20) - 1, 1 << 20):
         assert size <= sending._rounded(size) <= size * 1.25 + 1
-
-
-# ---------------------------------------------------------------- bytes that the cache lends
-
-
-def borrowed(*values: bytes) -> BorrowedBytes:
-    return BorrowedBytes(memoryview(value) for value in values)
-
-
-@pytest.fixture
-def torchs(worker: Worker) -> Worker:
-    """A worker whose loader has torch's own ``default_collate``."""
-    worker.collate = Collate(default_collate, names=[worker.ring.name])
-    return worker
-
-
-def test_borrowed_bytes_are_copied_once_and_come_as_bytes(torchs: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BorrowedBytes, "owned", lambda _: pytest.fail("copied twice"))
-    values = [noise(1), b"small", b"", noise(2, SOME), noise(1)]
-
-    batch = torchs.send(borrowed(*values))
-
-    assert type(batch) is list
-    assert batch == values
-    assert all(type(value) is bytes for value in batch)
-    assert torchs.num_taken() == 0
-
-
-@pytest.mark.parametrize("size", [SOME, 65 << 20], ids=["few bytes", "more than there is room for"])
-def test_borrowed_bytes_without_a_slot_are_bytes_as_well(torchs: Worker, size: int) -> None:
-    values = [noise(1, size), b"small"]
-
-    assert torchs.send(borrowed(*values)) == values
-    assert torchs.num_taken() == 0
-
-
-def test_borrowed_bytes_without_workers_are_bytes() -> None:
-    batch = Collate(default_collate, after=lambda: None)(borrowed(b"one", b"two"))
-
-    assert batch == [b"one", b"two"]
-    assert all(type(value) is bytes for value in batch)

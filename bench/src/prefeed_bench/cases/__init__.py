@@ -10,6 +10,7 @@ from prefeed_bench.harness import BenchResult, Options
 
 CASES: Final = {
     "hit": "Reading from the memory tier, against reading files from the page cache.",
+    "small": "A million values of 100 and of 1,000 bytes in memory, next to LMDB and files in a tmpfs.",
     "readers": "What a hit costs with 1, 8 and 64 processes that read at random.",
     "fetch": "Origin to memory tier, without added latency: objects per second and processor time per object.",
     "cold": "An epoch of ResNet preprocessing from an empty cache at 20 ms latency.",

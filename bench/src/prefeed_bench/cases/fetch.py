@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import mmap
+import os
 import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit
 
 from prefeed.client.node import NodeClient
-from prefeed.sources.quick_fetches import ROOM_FOR_HEAD_BYTES, Arrival, QuickClient, QuickOrigin
+from prefeed.sources.quick_fetches import Arrival, QuickClient, QuickOrigin
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate, cpu_seconds
 from prefeed_bench.home import Home, temporary_home
@@ -51,7 +49,7 @@ def run(options: Options) -> BenchResult:
     }
     notes = (
         "a server just started, listing done before; nginx shares the cores; user and system time of server and fetch processes",
-        f"limit: the client of a fetch process alone, {_IN_FLIGHT} requests in flight, bytes thrown away",
+        f"limit: the client of a fetch process alone, {_IN_FLIGHT} requests in flight, objects appended to new memory",
     )
     return main.result("fetch", runs, *notes, **others)
 
@@ -66,7 +64,7 @@ def measure_warming(home: Home, client: NodeClient, url: str, photos: PhotoFolde
     cpu_before, started = cpu_seconds(home.server_pid), time.perf_counter()
     warmed = client.warm(url, listing_age=math.inf)
     seconds = time.perf_counter() - started
-    processes = list(_children(home.server_pid))
+    processes = client.status().fetch_processes
     cpu = cpu_seconds(home.server_pid) - cpu_before + sum(map(cpu_seconds, processes))
     if warmed.fetched < photos.num_photos:
         raise BenchFailedError(f"only {warmed.fetched} of {photos.num_photos} objects were fetched: {warmed}")
@@ -79,7 +77,7 @@ def measure_warming(home: Home, client: NodeClient, url: str, photos: PhotoFolde
 
 
 def measure_client(url: str, photos: PhotoFolder) -> dict[str, float]:
-    """Fetch all pictures as a fetch process does, and throw the bytes away.
+    """Fetch all pictures as a fetch process does, and append them to new memory.
 
     Raises:
         BenchFailedError: Some were not fetched.
@@ -89,24 +87,30 @@ def measure_client(url: str, photos: PhotoFolder) -> dict[str, float]:
     assert parts.port is not None
     headers = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\n".encode()
     waiting = iter(photos.sizes.items())
-    room = max(photos.sizes.values()) + ROOM_FOR_HEAD_BYTES
     started, cpu_before = time.perf_counter(), time.process_time()
-    with mmap.mmap(-1, _IN_FLIGHT * room) as memory:
-        client = QuickClient(memory)
-        client.add_origin(0, QuickOrigin(url, False, parts.hostname, parts.port, headers, _TIMEOUT_SECONDS))
+    memory = os.memfd_create("limit")
+    try:
 
-        def begin(place: int) -> None:
+        def keep(_: int, value: memoryview) -> None:
+            os.write(memory, value)
+
+        told = QuickOrigin(url, False, parts.hostname, parts.port, headers, _TIMEOUT_SECONDS)
+        client = QuickClient(keep, {0: told})
+
+        def begin(number: int) -> None:
             for path, size in waiting:
-                client.fetch(place, 0, f"/{quote(path)}".encode(), place * room, size)
+                client.fetch(number, 0, f"/{quote(path)}".encode(), size)
                 return
 
-        for place in range(_IN_FLIGHT):
-            begin(place)
+        for number in range(_IN_FLIGHT):
+            begin(number)
         while client.num_under_way:
             for arrival in client.step(_TIMEOUT_SECONDS):
                 _require_object(arrival)
                 begin(arrival.number)
         client.close()
+    finally:
+        os.close(memory)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_before
     return {"limit_objects_per_s": photos.num_photos / seconds, "limit_cpu_us": cpu * 1e6 / photos.num_photos}
 
@@ -114,15 +118,3 @@ def measure_client(url: str, photos: PhotoFolder) -> dict[str, float]:
 def _require_object(arrival: Arrival) -> None:
     if arrival.failure:
         raise BenchFailedError(f"the client alone could not fetch a picture: {arrival.failure}")
-
-
-def _children(pid: int) -> Iterator[int]:
-    """Yield the processes that a process has started and that run."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            except OSError:  # it has ended
-                continue
-            if int(parent) == pid:
-                yield int(entry.name)

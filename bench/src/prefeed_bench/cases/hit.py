@@ -1,4 +1,4 @@
-"""Views of objects in the memory tier and ``prefeed.read``, against the same files read from the page cache."""
+"""Reads of objects in the memory tier and ``prefeed.read``, against the same files read from the page cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import numpy as np
@@ -14,14 +14,14 @@ import numpy as np
 import prefeed
 from prefeed.client.node import NodeClient
 from prefeed.client.readers import process_readers
+from prefeed.client.tiers import tier_of
 from prefeed.sources.manifest import Manifest
-from prefeed.store.reader import TierReader
+from prefeed.store.log import LogReader
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
 from prefeed_bench.photos import PhotoFolder
 
-_BATCH = 64
 _PASSES = 10
 """Passes over all objects in one run of the fast variants."""
 
@@ -30,7 +30,7 @@ _READS_IF_QUICK = 500
 
 
 def run(options: Options) -> BenchResult:
-    """Measure one object inside a batch of 64 in random order, once every object is in the memory tier."""
+    """Measure one object in random order, once every object is in the memory tier."""
     photos = options.photos()
     url = str(photos.root)
     with ExitStack() as stack:
@@ -44,61 +44,54 @@ def run(options: Options) -> BenchResult:
         warmed = client.warm(url)
         if warmed.resident != warmed.objects:
             raise BenchFailedError(f"only {warmed.resident} of {warmed.objects} objects fit into the memory tier")
-        reader = stack.enter_context(closing(TierReader(client.status().store)))
+        reader = tier_of(client.connection.instance)
+        assert reader is not None
         pictures = [i for i in range(len(manifest)) if manifest.path(i).endswith(".jpg")]
         order = np.random.default_rng(0).permutation(pictures).tolist()
         num_reads = _READS_IF_QUICK if options.quick else _READS
-        batches = [order[i : i + _BATCH] for i in range(0, len(order), _BATCH)]
-        runs = alternate(
-            _variants(photos, manifest, reader, batches, num_reads), runs=options.runs + 1, say=options.say
-        )
+        runs = alternate(_variants(photos, manifest, reader, order, num_reads), runs=options.runs + 1, say=options.say)
     return _result({name: done[1:] for name, done in runs.items()})  # the first run touches every page once
 
 
 def _variants(
-    photos: PhotoFolder, manifest: Manifest, reader: TierReader, batches: list[list[int]], num_reads: int
+    photos: PhotoFolder, manifest: Manifest, reader: LogReader, order: list[int], num_reads: int
 ) -> dict[str, Callable[[], float]]:
-    keys = [[manifest.key(i) for i in batch] for batch in batches]
-    paths = [[str(photos.root / manifest.path(i)) for i in batch] for batch in batches]
-    num_objects = sum(len(batch) for batch in batches)
+    keys = [manifest.key(number) for number in order]
+    paths = [str(photos.root / manifest.path(number)) for number in order]
+    num_objects = len(order)
+    buffer = memoryview(bytearray(max(int(manifest.sizes.max()), 1)))
 
-    def views() -> None:
-        for batch in keys:
-            with reader.batch() as open_batch:
-                if not all(open_batch.get_views(batch)):
-                    raise BenchFailedError("an object left the memory tier during the benchmark")
+    def values() -> None:
+        for key in keys:
+            if reader.get(key) is None:
+                raise BenchFailedError("an object left the memory tier during the benchmark")
 
-    def views_by_id() -> None:
-        for batch in batches:
-            with reader.batch() as open_batch:
-                open_batch.get_views([manifest.key(i) for i in batch])
+    def values_by_id() -> None:
+        for number in order:
+            reader.get(manifest.key(number))
 
-    def copies() -> None:
-        for batch in keys:
-            with reader.batch() as open_batch:
-                for view in open_batch.get_views(batch):
-                    bytes(view or b"")
+    def into_buffer() -> None:
+        for key in keys:
+            reader.read_into(key, buffer)
 
     def files() -> None:
-        for batch in paths:
-            for path in batch:
-                with open(path, "rb") as file:
-                    file.read()
+        for path in paths:
+            with open(path, "rb") as file:
+                file.read()
 
     return {
-        "us_per_sample": lambda: _microseconds(views, num_objects, passes=_PASSES),
+        "us_per_sample": lambda: _microseconds(values, num_objects, passes=_PASSES),
         "page_cache_us_per_sample": lambda: _microseconds(files, num_objects, passes=2),
-        "by_id_us_per_sample": lambda: _microseconds(views_by_id, num_objects, passes=_PASSES),
-        "copied_us_per_sample": lambda: _microseconds(copies, num_objects, passes=2),
+        "by_id_us_per_sample": lambda: _microseconds(values_by_id, num_objects, passes=_PASSES),
+        "into_us_per_sample": lambda: _microseconds(into_buffer, num_objects, passes=2),
         "read_median_us": lambda: _read_microseconds(paths, num_reads, percentile=50),
         "read_p99_us": lambda: _read_microseconds(paths, num_reads, percentile=99),
     }
 
 
-def _read_microseconds(batches: list[list[str]], num_reads: int, *, percentile: float) -> float:
-    paths = itertools.cycle(itertools.chain.from_iterable(batches))
+def _read_microseconds(paths: list[str], num_reads: int, *, percentile: float) -> float:
     seconds = []
-    for path in itertools.islice(paths, num_reads):
+    for path in itertools.islice(itertools.cycle(paths), num_reads):
         started = time.perf_counter()
         prefeed.read(path)
         seconds.append(time.perf_counter() - started)
@@ -120,8 +113,8 @@ def _result(runs: dict[str, list[float]]) -> BenchResult:
     return samples.result(
         "hit",
         runs,
-        "us_per_sample: entering the batch, 64 views by key, leaving it; the bytes are not touched",
-        "by_id_us_per_sample: the same with keys looked up in the manifest; copied_us_per_sample: bytes(view)",
+        "us_per_sample: the value of a key, as bytes; into_us_per_sample: the same, into a buffer that is used again",
+        "by_id_us_per_sample: the value, with its key looked up in the manifest",
         "page_cache_us_per_sample: open(path, 'rb').read()",
         "read_median_us, read_p99_us: 10,000 calls of prefeed.read(path), one by one",
     )

@@ -7,7 +7,7 @@ from statistics import mean
 
 import numpy as np
 
-from prefeed.store.layout import stored_bytes
+from prefeed.store.log import stored_bytes
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
 from prefeed_bench.loading import LoadingJob, LoadingOutcome, run_loading

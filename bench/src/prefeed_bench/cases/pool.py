@@ -257,7 +257,7 @@ def run_read(options: Options) -> BenchResult:
         "pool_read",
         runs,
         f"a server just started, listing done before; {_READ_SERVERS} memcached with two threads each share the cores",
-        "user and system time of the node's server, memory tier on LMDB included",
+        "user and system time of the node's server, memory tier included",
     )
 
 

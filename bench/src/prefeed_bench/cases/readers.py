@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 
 from prefeed.client.node import NodeClient
+from prefeed.client.tiers import tier_of
+from prefeed.config import resolve
 from prefeed.sources.manifest import Manifest
-from prefeed.store.reader import TierReader
+from prefeed.store.log import LogReader
 from prefeed_bench.errors import BenchFailedError
 from prefeed_bench.harness import BenchResult, Options, Samples, alternate
 from prefeed_bench.home import temporary_home
@@ -27,14 +29,13 @@ _BATCH: Final = 64
 _HITS: Final = 1 << 20
 """Of all processes together, in one run."""
 
-_PAUSE_SECONDS: Final = 0.02
 _QUICK_HITS: Final = 1 << 12
 _PROCESSES: Final = (1, 8, 64)
 _QUICK_PROCESSES: Final = (1, 4)
 
 
 def run(options: Options) -> BenchResult:
-    """Measure hits inside batches of 64, each process in an order of its own, once every object is in the memory tier."""
+    """Measure hits with each process in an order of its own, once every object is in the memory tier."""
     photos = options.photos()
     url = str(photos.root)
     numbers = _QUICK_PROCESSES if options.quick else _PROCESSES
@@ -46,7 +47,7 @@ def run(options: Options) -> BenchResult:
         warmed = client.warm(url)
         if warmed.resident != warmed.objects:
             raise BenchFailedError(f"only {warmed.resident} of {warmed.objects} objects fit into the memory tier")
-        job = ReadingJob(store=str(client.status().store), manifest=str(manifest))
+        job = ReadingJob(manifest=str(manifest))
         readers = [
             stack.enter_context(
                 PhasedProcess("prefeed_bench.cases.readers", job, Reading, name=f"reader {number}", env=home.env)
@@ -79,7 +80,7 @@ def _result(runs: dict[str, list[Sequence[Reading]]]) -> BenchResult:
     return samples.result(
         "readers",
         runs,
-        "of_N: N processes at once, each with batches of 64 keys of an order of its own; views, the bytes are not touched",
+        "of_N: N processes at once, each with keys in an order of its own; values as bytes",
         "us_per_hit: processor time of the processes, kernel included; system_us_per_hit: the kernel's part",
         "hits_s: of all together, until the last one is done",
     )
@@ -89,9 +90,8 @@ def _result(runs: dict[str, list[Sequence[Reading]]]) -> BenchResult:
 
 
 class ReadingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read: directory of the memory tier, and of the manifest whose objects it has."""
+    """The directory of the manifest whose objects are read."""
 
-    store: str
     manifest: str
 
 
@@ -114,27 +114,22 @@ def serve(job: ReadingJob) -> None:
     """Read as standard input says, until it ends."""
     manifest = Manifest.open(job.manifest)
     keys = [manifest.key(number) for number in range(len(manifest)) if manifest.path(number).endswith(".jpg")]
-    with closing(TierReader(job.store)) as reader:
-        while not _is_open(reader, keys[0]):  # while many open the store, a reader may find it empty
-            time.sleep(_PAUSE_SECONDS)
-        draw = np.random.default_rng()
-        serve_phases(Phase, lambda phase: _read(reader, keys, phase.hits, draw))
+    with NodeClient.connect(resolve()) as client:
+        reader = tier_of(client.connection.instance)
+    assert reader is not None
+    draw = np.random.default_rng()
+    serve_phases(Phase, lambda phase: _read(reader, keys, phase.hits, draw))
 
 
-def _is_open(reader: TierReader, key: bytes) -> bool:
-    with reader.batch() as batch:
-        return batch.get_views([key])[0] is not None
-
-
-def _read(reader: TierReader, keys: Sequence[bytes], hits: int, draw: np.random.Generator) -> Reading:
+def _read(reader: LogReader, keys: Sequence[bytes], hits: int, draw: np.random.Generator) -> Reading:
     batches = [
         [keys[number] for number in numbers]
         for numbers in draw.integers(0, len(keys), (max(1, hits // _BATCH), _BATCH)).tolist()
     ]
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     for batch in batches:
-        with reader.batch() as open_batch:
-            if not all(open_batch.get_views(batch)):
+        for key in batch:
+            if reader.get(key) is None:
                 raise BenchFailedError("an object left the memory tier during the benchmark")
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     return Reading(
