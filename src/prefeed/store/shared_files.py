@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from prefeed.store.log import LogWriter
 from prefeed.system.locks import try_flock
 from prefeed.system.removing import remove_tree
-from prefeed.system.trust import open_protected
+from prefeed.system.trust import beneath, open_protected
 
 STORE_NAME: Final = "store"
 _NAMES: Final = ("index", "segment")
@@ -131,8 +131,9 @@ def make_files(directory: Path) -> None:
     """Make the files of a store, and name them by one rename: an index is never found with another's segment.
 
     Raises:
-        OSError: They cannot be made, or another process removes them.
+        OSError: They cannot be made, another process removes them, or others may write to the directory.
     """
+    os.close(open_protected(directory))
     new = Path(tempfile.mkdtemp(prefix=_ASIDE[0], dir=directory))
     try:
         for name in _NAMES:
@@ -171,9 +172,13 @@ def open_files(directory: Path) -> tuple[tuple[int, int], int, int]:
     """Open a store; return what identifies it, its index and its segment.
 
     Raises:
-        OSError: It is not there, or others may write to it.
+        OSError: It is not there, or others may write to it or to its directory.
     """
-    held = open_protected(directory / STORE_NAME)
+    parent = open_protected(directory)
+    try:
+        held = open_protected(Path(beneath(parent, STORE_NAME)))
+    finally:
+        os.close(parent)
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         found = os.fstat(held)
