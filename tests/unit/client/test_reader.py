@@ -283,7 +283,7 @@ def test_without_all_descriptors_of_the_tier_the_origin_is_read(
         assert reader.read_many([1, 3]) == [content(1), content(3)]
         more = open_descriptors() - before
         assert not [name for name in more if "memfd" in name]
-        assert len(server.of(m.Lost)) == 2
+        assert not server.of(m.Lost), "the entries are there, for others"
 
 
 def test_what_is_not_where_it_should_be_is_said_and_read_from_the_origin(
