@@ -46,6 +46,9 @@ _FULL_BYTES: Final = PAGE_BYTES * 7 // 8
 _MOST_MOVED: Final = 4096
 """Values that are moved at a time: some tens of milliseconds."""
 
+_LOOK_EVERY: Final = 64
+"""Values that are granted places after one look at what the files take."""
+
 _GROUP_MOVED: Final = 16
 """Values that are there twice for a moment."""
 
@@ -214,8 +217,8 @@ class LogWriter:
     """
 
     def __init__(self, index: int, segments: Sequence[int], *, budget_bytes: int, sums: bool = False) -> None:
-        self.budget_bytes = budget_bytes
         self._sums = sums
+        self.budget_bytes = budget_bytes
         self._index_descriptor = index
         self._index = Index(index)
         self.num_impossible: int = self._drop_impossible(segments)
@@ -241,6 +244,16 @@ class LogWriter:
         wrong |= counts[groups] > 1
         self._index.discard(wrong)
         return int(np.count_nonzero(wrong))
+
+    @property
+    def budget_bytes(self) -> int:
+        """The most that the files may take together."""
+        return self._budget_bytes
+
+    @budget_bytes.setter
+    def budget_bytes(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._sure_bytes = self._sure_entries = 0
 
     @property
     def segments(self) -> list[int]:
@@ -343,9 +356,15 @@ class LogWriter:
 
     def _has_room(self, needed_bytes: int, num_entries: int) -> bool:
         """Return whether there is room, made if need be."""
-        while needed_bytes > self.free_bytes(num_entries):
+        if needed_bytes <= self._sure_bytes and num_entries <= self._sure_entries:
+            self._sure_bytes -= needed_bytes
+            self._sure_entries -= num_entries
+            return True
+        while needed_bytes > (room := self.free_bytes(num_entries)):
             if not self._repack():
                 return False
+        # Until the next look only so much is taken: what is freed meanwhile comes on top.
+        self._sure_bytes, self._sure_entries = room - needed_bytes, _LOOK_EVERY
         return True
 
     def _repack(self) -> bool:
