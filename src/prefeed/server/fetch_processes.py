@@ -304,7 +304,7 @@ class FetchProcesses(Generic[JobT]):
             self._send_batch(process)
 
     def take(self, most: int) -> list[Delivery[JobT]]:
-        """Return arrivals, at most that many; the caller publishes or releases each object."""
+        """Return at most ``most`` arrivals; the caller publishes or releases each object."""
         return [self._deliveries.popleft() for _ in range(min(most, len(self._deliveries)))]
 
     def take_lost(self) -> list[JobT]:

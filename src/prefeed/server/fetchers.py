@@ -151,7 +151,7 @@ class Result:
             self.granted.release()
 
     def data(self) -> Buffer | None:
-        """Return the bytes, a copy of them where they are in the tier; None where the tier was cleared since."""
+        """Return the bytes, copied if they are in the tier; None if the tier was cleared since."""
         assert self.fetched is not None
         return self.fetched.data if self.granted is None else self.granted.read()
 

@@ -425,7 +425,7 @@ class Node:
             self.scheduler.set_budget(self.scheduler.residency.budget_bytes)
 
     def _store(self, results: list[Result], store: Callable[[list[Result]], None]) -> None:
-        """Store results, or, if the tier refuses, none of them, and say so."""
+        """Store all results, or count an error and store none if the tier is full."""
         if not results:
             return
         try:

@@ -158,7 +158,7 @@ def disk_limits(
 
 
 def memory_floor(directory: str | os.PathLike[str]) -> int:
-    """Return the bytes of a tmpfs that stage caches leave free: torch shares tensors there. 0 if it cannot be told."""
+    """Return the bytes of a tmpfs that stage caches leave free for torch's shared tensors; 0 if its size is unknown."""
     try:
         status = os.statvfs(directory)
     except OSError:

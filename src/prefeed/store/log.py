@@ -25,14 +25,11 @@ _INDEX_BYTES: Final = 160
 """Of the index for one entry, at most: a table that is five eighths full, while it is doubled."""
 
 _SPARE_SHARE: Final = 1 / 64
-"""Of the budget, for pages that are in use in part, and for a table that grows."""
+"""Share of the budget for partly used pages and a growing table. After so much was freed in small values, others are moved together."""
 
 _MOST_VALUE_BYTES: Final = 2**32 - 1
 _UNREADABLE: Final = (OSError, IndexError, OverflowError, MemoryError)
 """Errors of a read at the place of a damaged record."""
-
-_SPARSE_SHARE: Final = _SPARE_SHARE
-"""Of a tier, freed in small values: then those that are left are moved together."""
 
 _MOST_SORTED: Final = 1 << 18
 """Values among which those are chosen: a tenth of a second."""
@@ -281,7 +278,7 @@ class LogWriter:
         return index_bytes + sum(segment.taken_bytes() for segment in self._segments)
 
     def free_bytes(self, num_entries: int = 1) -> int:
-        """Return the remaining budget for so many more values, in units of ``stored_bytes``."""
+        """Return the remaining budget for ``num_entries`` more values, in units of ``stored_bytes``."""
         return self.budget_bytes - self.file_bytes() - self._index.growth_bytes(num_entries)
 
     def put_many(self, items: Sequence[tuple[bytes, Buffer, bool]]) -> None:
@@ -343,7 +340,7 @@ class LogWriter:
         self._granted.difference_update(places)
 
     def release(self, places: Iterable[Place]) -> None:
-        """Take granted places back, whose writers have ended."""
+        """Take granted places back after their writers have ended."""
         granted = [place for place in places if place in self._granted]
         self._granted.difference_update(granted)
         self._free_pages(granted, were_named=False)
@@ -377,7 +374,7 @@ class LogWriter:
         if not all(segment.can_punch for segment in self._segments):
             return False
         if not len(self._sparse):
-            if self._freed_bytes < taken * _SPARSE_SHARE:
+            if self._freed_bytes < taken * _SPARE_SHARE:
                 return False  # too little was freed since the last look
             self._freed_bytes = 0
             places = self._index.places()

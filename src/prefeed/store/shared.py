@@ -50,8 +50,6 @@ _STEP_BYTES: Final = 64 * 1024**2
 _TRIM_SECONDS: Final = 0.1
 """Wait of a writer for a server that gives space back."""
 
-_NO_SUM: Final = bytes(8)
-
 Put = tuple[bytes, Buffer]
 
 
@@ -176,8 +174,8 @@ class SharedTier:
                 return 0
             places = self._take_places(files, [value_size(value) for _, value in items])
             for (key, value), place in zip(items, places, strict=False):
-                digest = xxh3_64_digest(value) if self._on_disk else _NO_SUM
-                write_parts(files.segment, [memoryview(value).cast("B"), trailer(key, digest)], place.offset)
+                end = trailer(key, xxh3_64_digest(value)) if self._on_disk else trailer(key)
+                write_parts(files.segment, [memoryview(value).cast("B"), end], place.offset)
             with files.turn() as index:
                 if not files.are_in_place():  # the store was removed or emptied
                     return 0

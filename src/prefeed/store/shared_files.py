@@ -44,7 +44,7 @@ class Totals(NamedTuple):
 
 
 class Holders:
-    """The processes that have a store open, wherever its files are by now.
+    """Processes with a store open, also after its files were removed.
 
     **Ownership.** ``close`` closes the file.
     """
@@ -156,7 +156,7 @@ def make_files(directory: Path) -> None:
 
 
 def set_aside(directory: Path) -> None:
-    """Take the store out of a directory, whatever it is; processes that have it open keep it."""
+    """Remove the store from a directory; processes with open files keep using them."""
     gone = directory / f"{_ASIDE[1]}{secrets.token_hex(8)}"
     try:
         (directory / STORE_NAME).rename(gone)

@@ -23,9 +23,6 @@ _held: Final[set[int]] = set()
 PATIENCE_SECONDS: Final = 1.0
 """Maximum wait for a lock before its holder counts as suspended. Holders need milliseconds."""
 
-TURN_SECONDS: Final = 0.01
-"""Maximum wait for a ``ProcessLock`` while other locks are held that this process needs. Then all locks are tried again."""
-
 FORGIVING_SECONDS: Final = 5.0
 """Time after a failed wait during which the same directory or file is not waited for again."""
 
