@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import DataLoader as TorchLoader
 from torchvision import datasets, transforms
 
 import prefeed
@@ -208,3 +209,20 @@ def test_a_changed_file_is_fetched_and_made_again(source: Path, forgetful: SlowD
     assert third == fourth
     assert [a == b for a, b in zip(first, third, strict=True)] == [False] + [True] * (len(first) - 1)
     assert cached.get_stat().misses == NUM_IMAGES + 1
+
+
+def test_a_changed_file_is_made_again_of_its_new_bytes_where_the_old_ones_are_in_memory(tmp_path: Path) -> None:
+    """Another loader keeps the files; the plan of the staged one omits the changed file, and has others."""
+    number = 120
+    source = make_image_folder(tmp_path / "data", num_images=number)
+    with slow_files(source, remember_seconds=0) as slow:
+        folder = datasets.ImageFolder(str(slow.path), STEPS)
+        cached = prefeed.CachedDataset(folder, small_cache(number))
+        plain, staged = (prefeed.DataLoader(dataset, batch_size=4) for dataset in (folder, cached))
+        first, _, _ = epochs(plain, 1)[0], epochs(staged, 1), epochs(plain, 1)
+        changed, other = (source / Path(folder.samples[at][0]).relative_to(slow.path) for at in (0, -1))
+        changed.write_bytes(other.read_bytes())
+        (second,) = epochs(staged, 1)
+    truth = [float(images.sum()) for images, _ in TorchLoader(datasets.ImageFolder(str(source), STEPS), batch_size=4)]
+    assert first[0] != truth[0]
+    assert second == truth

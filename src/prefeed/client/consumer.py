@@ -75,30 +75,30 @@ class Consumer:
         self._rechecked = False
         self.round_trip_seconds: float | None = None
 
-    def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
+    def begin(self, ids: Ids, *, is_partial: bool = False) -> None:
         """The loader begins an epoch in this order.
 
         Args:
             ids: Its objects in order, or the first of them.
-            goes_on: More come by ``extend``.
+            is_partial: The epoch may read others: more come by ``extend``, or a stage cache held samples that it may have to make again.
         """
-        self._begin_epoch(ids, goes_on=goes_on)
+        self._begin_epoch(ids, is_partial=is_partial)
         recheck = self._takes_recheck()
-        self._register(ids, upcoming=False, recheck=recheck, goes_on=goes_on)
+        self._register(ids, upcoming=False, recheck=recheck, is_partial=is_partial)
         if recheck:
             self._wait_withdrawn()
 
-    def announce(self, ids: Ids, *, begins: bool = False, goes_on: bool = False) -> None:
+    def announce(self, ids: Ids, *, begins: bool = False, is_partial: bool = False) -> None:
         """The next epoch will probably have this order.
 
         Args:
             ids: Its objects in order, or the first of them.
             begins: It is about to begin: from now on files count as they are now.
-            goes_on: More come by ``extend``, once it has begun.
+            is_partial: As for ``begin``.
         """
         self._announced_to = self._connection
         self._rechecked = begins and self._takes_recheck()
-        self._register(ids, upcoming=True, recheck=self._rechecked, goes_on=goes_on)
+        self._register(ids, upcoming=True, recheck=self._rechecked, is_partial=is_partial)
 
     def keep(self, *, resident: bool) -> None:
         """What is fetched for its plans from now on is kept, or freed once it was read; also of the plans that follow."""
@@ -116,12 +116,12 @@ class Consumer:
             self._send(m.Foresee(self.number, name))
             self._remove_untold(name)
 
-    def begin_announced(self, ids: Ids, *, goes_on: bool = False) -> None:
+    def begin_announced(self, ids: Ids, *, is_partial: bool = False) -> None:
         """The epoch that was announced begins; arguments as for ``begin``."""
         if self._connection is not self._announced_to:
-            self.begin(ids, goes_on=goes_on)  # it was announced to a server that is gone
+            self.begin(ids, is_partial=is_partial)  # it was announced to a server that is gone
             return
-        self._begin_epoch(ids, goes_on=goes_on)
+        self._begin_epoch(ids, is_partial=is_partial)
         recheck = not self._rechecked and self._takes_recheck()
         self._send(m.AdoptUpcoming(self.number, recheck))
         if recheck or self._rechecked:
@@ -244,7 +244,7 @@ class Consumer:
         if connection is None or not len(ids):
             return
         if missed:
-            self._register(ids, upcoming=False, recheck=False, goes_on=True)
+            self._register(ids, upcoming=False, recheck=False, is_partial=True)
         elif are_read_soon:
             self._send(m.ExtendPlan(self.number, ids.astype(np.int64).tobytes()))
         else:
@@ -268,13 +268,13 @@ class Consumer:
         if catalogue.grows and self.read_counts() is None:  # answered after all that was sent before
             catalogue.withdraw_all()  # it is not known what has changed: readers are to ask, or to open the file
 
-    def _begin_epoch(self, ids: Ids, *, goes_on: bool) -> None:
+    def _begin_epoch(self, ids: Ids, *, is_partial: bool) -> None:
         with self._lock:
-            self._order, self._goes_on, self._position, self._start = Window(ids), goes_on, 0, 0
+            self._order, self._goes_on, self._position, self._start = Window(ids), is_partial, 0, 0
             self._told = self._order.end
             self._revision += 1
 
-    def _register(self, ids: Ids, *, upcoming: bool, recheck: bool, goes_on: bool) -> None:
+    def _register(self, ids: Ids, *, upcoming: bool, recheck: bool, is_partial: bool) -> None:
         if self._pid != os.getpid():
             return
         connection = self._connection
@@ -283,7 +283,7 @@ class Consumer:
             return
         with contextlib.suppress(OSError):
             message = self._plan_message(
-                connection, self.dataset, ids, upcoming=upcoming, recheck=recheck, goes_on=goes_on
+                connection, self.dataset, ids, upcoming=upcoming, recheck=recheck, is_partial=is_partial
             )
             self._send(message)
             self._remove_untold(message.ids_file)
@@ -353,7 +353,7 @@ class Consumer:
         """Give the server what is left of the plan, and use it from then on; False when the loader is gone."""
         while not self._closed:
             with self._lock:
-                revision, goes_on, start = self._revision, self._goes_on, self._position
+                revision, is_partial, start = self._revision, self._goes_on, self._position
                 rest = self._order.part(start, self._order.end).copy()
             connection.send(
                 self._plan_message(
@@ -362,7 +362,7 @@ class Consumer:
                     rest,
                     upcoming=False,
                     recheck=dataset.config.revalidate,
-                    goes_on=goes_on,
+                    is_partial=is_partial,
                 )
             )
             with self._lock:
@@ -374,10 +374,10 @@ class Consumer:
         return False
 
     def _plan_message(
-        self, connection: Connection, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool, goes_on: bool
+        self, connection: Connection, dataset: NodeDataset, ids: Ids, *, upcoming: bool, recheck: bool, is_partial: bool
     ) -> m.RegisterPlan:
         name = self._in_transit(connection, dataset, ids)
-        return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck, goes_on)
+        return m.RegisterPlan(self.number, dataset.number, name, upcoming, self.resident, recheck, is_partial)
 
     @staticmethod
     def _in_transit(connection: Connection, dataset: NodeDataset, ids: Ids) -> str:

@@ -367,12 +367,12 @@ class Unheard:
 
     reads_once = True  # no order of a later epoch is of use
 
-    def begin(self, ids: Ids, *, goes_on: bool = False) -> None:
+    def begin(self, ids: Ids, *, is_partial: bool = False) -> None:
         """Do nothing, as all methods; see ``Consumer``."""
 
     begin_announced = begin
 
-    def announce(self, ids: Ids, *, begins: bool = False, goes_on: bool = False) -> None:
+    def announce(self, ids: Ids, *, begins: bool = False, is_partial: bool = False) -> None:
         """The next order."""
 
     def foresee(self, ids: Ids) -> None:

@@ -339,7 +339,7 @@ class Plan:
             self._ends.append(self._num_planned, len(ids), counts)
             if consumer is not None:
                 self._dataset._use_node()
-                consumer.begin(ids, goes_on=True)
+                consumer.begin(ids, is_partial=True)
                 if self._position:
                     consumer.advance(self._ends.id_at(self._position))
         self._future.resolve(None if consumer is None else (consumer.dataset, consumer.number))

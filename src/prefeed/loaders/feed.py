@@ -120,7 +120,7 @@ class Feed(Reported):
         counts = consumer.read_counts()
         self._told_before = self._num_told = self._num_planned = 0 if counts is None else counts.reads
         self._num_planned += len(ids)
-        consumer.begin(ids, goes_on=True)
+        consumer.begin(ids, is_partial=True)
 
     def step(self) -> None:
         """The loop has another batch: more is planned, if there is little ahead of the reads."""

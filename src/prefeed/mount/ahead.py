@@ -92,7 +92,7 @@ class MountReadAhead:
             consumer = self._consumers[group] = opened
             following = following._replace(is_new=True)
         if following.is_new:
-            consumer.begin(np.array(following.ids, np.int64), goes_on=True)
+            consumer.begin(np.array(following.ids, np.int64), is_partial=True)
         else:
             if following.ids:
                 consumer.extend(np.array(following.ids, np.int64), are_read_soon=False)

@@ -278,7 +278,7 @@ class Handlers:
             upcoming=plan.upcoming,
             resident=plan.resident,
             recheck=plan.recheck,
-            goes_on=plan.goes_on,
+            is_partial=plan.is_partial,
         )
         self._consumers.setdefault(connection, set()).add(plan.consumer)
 

@@ -149,7 +149,7 @@ class Node:
 
     def begin_plan(
         self, consumer: int, dataset: int, ids: npt.NDArray[np.integer], *, upcoming: bool, resident: bool,
-        recheck: bool, goes_on: bool = False,
+        recheck: bool, is_partial: bool = False,
     ) -> None:  # fmt: skip
         """A consumer begins an epoch in this order, or will probably do so next; ``extend_plan`` continues it."""
         self.registry.require_ids(dataset, ids)
@@ -160,7 +160,7 @@ class Node:
             self.scheduler.register_upcoming(consumer, dataset, window, resident=resident)
         else:
             self.scheduler.register_plan(consumer, dataset, window, resident=resident)
-        is_whole = not goes_on and not window.is_cut
+        is_whole = not is_partial and not window.is_cut
         if upcoming and not recheck:
             self.checks.announce(consumer, dataset, window, is_whole=is_whole)
         else:

@@ -233,7 +233,7 @@ class PlannedSampler:
         self._num_told = sum(map(len, told))
         self._plan_now, self._position, self._num_before, self._read_at = Window(plan), 0, len(before), 0
         self._foreseen = False
-        consumer.begin(plan, goes_on=self._ahead is None or self._has_more)
+        consumer.begin(plan, is_partial=self._may_read_others(self._ahead))
 
     def pass_begins(self) -> None:
         """The loop has all batches of a pass over a sampler that never ends: files count as they are from now on.
@@ -371,12 +371,10 @@ class PlannedSampler:
         if before is not None:
             plan = np.concatenate((before, plan))
         self._plan_now, self._position, self._num_before = Window(plan), 0, 0 if before is None else len(before)
-        goes_on = ahead is None or self._has_more
-        if announced is not None and np.array_equal(announced, plan):
-            self._consumer.begin_announced(plan, goes_on=goes_on)
-        else:
-            self._foreseen = False
-            self._consumer.begin(plan, goes_on=goes_on)
+        is_announced = announced is not None and np.array_equal(announced, plan)
+        begin = self._consumer.begin_announced if is_announced else self._consumer.begin
+        self._foreseen &= is_announced
+        begin(plan, is_partial=self._may_read_others(ahead))
 
     # ------------------------------------------------------------ windows
 
@@ -471,7 +469,7 @@ class PlannedSampler:
         sampler = self._foreseeable()
         if sampler is None:
             return
-        step = self._epochs_to_next(sampler)
+        step = int(sampler.epoch != self._last_epoch)
         self._last_epoch = sampler.epoch
         self._announce(self._order_in(sampler.epoch + step))
         self._foresee(sampler.epoch + 2 * step)
@@ -480,7 +478,7 @@ class PlannedSampler:
         """Tell what comes after the epoch that has begun, once batches flow: what is kept can be chosen by it."""
         sampler = None if self._foreseen else self._foreseeable()
         if sampler is not None:
-            self._foresee(sampler.epoch + self._epochs_to_next(sampler))
+            self._foresee(sampler.epoch + int(sampler.epoch != self._last_epoch))
 
     def _foreseeable(self) -> DistributedSampler[Any] | None:
         """Return the distributed sampler whose next orders are told, each in one window; None when they are not."""
@@ -492,9 +490,6 @@ class PlannedSampler:
     def _foresee(self, epoch: int) -> None:
         self._foreseen = True
         self._consumer.foresee(self._planned_ids(self._order_in(epoch))[0])
-
-    def _epochs_to_next(self, sampler: DistributedSampler[Any]) -> int:
-        return 1 if sampler.epoch != self._last_epoch else 0
 
     def _order_in(self, epoch: int) -> Order:
         """Return what the distributed sampler will draw in an epoch; the last one asked for is remembered."""
@@ -510,12 +505,13 @@ class PlannedSampler:
             return
         ahead = Shadow(index_sampler, draw_seed_from=seed_source)
         order = self._first_of(ahead)
-        self._announce(order, begins=begins, goes_on=ahead.has_more or len(self._held) > 0)
+        self._announce(order, begins=begins, is_partial=ahead.has_more or len(self._held) > 0)
 
-    def _announce(self, order: Order, *, begins: bool = False, goes_on: bool = False) -> None:
+    def _announce(self, order: Order, *, begins: bool = False, is_partial: bool = False) -> None:
         self._prepare()
         self._announced = self._planned_ids(order)[0]
-        self._consumer.announce(self._announced, begins=begins, goes_on=goes_on)
+        is_partial = is_partial or self._access.cached is not None
+        self._consumer.announce(self._announced, begins=begins, is_partial=is_partial)
 
     # ------------------------------------------------------------ objects
 
@@ -547,6 +543,10 @@ class PlannedSampler:
 
     def _batch_size(self) -> int | None:
         return batch_size_of(self.inner if self._repeated is None else self._repeated)
+
+    def _may_read_others(self, ahead: ReadAhead | Forecast | None) -> bool:
+        """Return whether the epoch may read objects that its plan omits: later windows, or files of samples made again."""
+        return ahead is None or self._has_more or self._access.cached is not None
 
     # ------------------------------------------------------------ progress
 

@@ -152,7 +152,7 @@ class RegisterPlan(Message, frozen=True):
     """A consumer's order: raw int64 ids in a file that the server removes.
 
     ``resident`` is False for a consumer that reads once; ``recheck`` asks whether files of a catalogue have changed.
-    ``goes_on`` says that these are the first of an order: the rest comes by ``ExtendPlan``.
+    ``is_partial`` says that the epoch may read other objects: more come by ``ExtendPlan``, or of samples that a stage cache held.
     """
 
     consumer: int
@@ -161,7 +161,7 @@ class RegisterPlan(Message, frozen=True):
     upcoming: bool
     resident: bool = True
     recheck: bool = False
-    goes_on: bool = False
+    is_partial: bool = False
 
 
 class KeepPlans(Message, frozen=True):

@@ -310,19 +310,19 @@ def test_the_next_server_is_given_the_rest_of_the_plan(server: ScriptedServer, c
 
 
 def test_an_order_that_continues_is_told_in_files(server: ScriptedServer, consumer: Consumer, config: Config) -> None:
-    consumer.begin(order(20), goes_on=True)
+    consumer.begin(order(20), is_partial=True)
     consumer.extend(ids(1, 2, 3), are_read_soon=False)
-    consumer.announce(order(20), goes_on=True)
-    consumer.begin_announced(order(20), goes_on=True)
+    consumer.announce(order(20), is_partial=True)
+    consumer.begin_announced(order(20), is_partial=True)
     server.wait_heard(m.AdoptUpcoming)
-    assert [message.goes_on for message in server.of(m.RegisterPlan)] == [True, True]  # type: ignore[union-attr]
+    assert [message.is_partial for message in server.of(m.RegisterPlan)] == [True, True]  # type: ignore[union-attr]
     assert server.plans == [order(20).tolist(), [1, 2, 3], order(20).tolist()]
     assert [message.ids for message in server.of(m.ExtendPlan)] == [b""]  # type: ignore[union-attr]
 
 
 def test_the_next_server_is_given_what_is_left_of_all_windows(server: ScriptedServer, consumer: Consumer) -> None:
     """A server that is started between two windows follows the same order, and the next window fits behind it."""
-    consumer.begin(order(20), goes_on=True)
+    consumer.begin(order(20), is_partial=True)
     consumer.extend(ids(*range(20)), are_read_soon=False)
     lose_server(server, consumer, position=15)
     consumer.extend(ids(*range(20, 30)), are_read_soon=False)
@@ -331,22 +331,22 @@ def test_the_next_server_is_given_what_is_left_of_all_windows(server: ScriptedSe
     consumer.advance(32)
     wait_position(server, 32 - 15)
     assert server.plans[-2:] == [[*order(20)[15:].tolist(), *range(30)], [31, 32]]
-    assert server.of(m.RegisterPlan)[-1].goes_on  # type: ignore[union-attr]
+    assert server.of(m.RegisterPlan)[-1].is_partial  # type: ignore[union-attr]
 
 
 @pytest.fixture
 def held_up(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """The server reads nothing until this is called."""
-    goes_on = threading.Event()
+    proceed = threading.Event()
     script = server.script
 
     def held(message: m.AnyMessage) -> list[m.Message] | None:
-        goes_on.wait(60)
+        proceed.wait(60)
         return script(message)
 
     server.script = held
-    yield goes_on.set
-    goes_on.set()
+    yield proceed.set
+    proceed.set()
 
 
 def test_a_busy_server_is_not_awaited_and_it_hears_the_rest_later(
@@ -354,7 +354,7 @@ def test_a_busy_server_is_not_awaited_and_it_hears_the_rest_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Messages are not waited for; what it has missed of the order is told when it takes it, from where the loop is."""
-    consumer.begin(order(20), goes_on=True)
+    consumer.begin(order(20), is_partial=True)
     for start in range(0, 20_000, 10):
         consumer.extend(ids(*range(start, start + 10)), are_read_soon=False)
         consumer.advance(start)
@@ -458,7 +458,7 @@ def test_an_epoch_that_begins_while_the_plan_is_handed_over_is_the_one_that_coun
         def send(self, message: m.Message) -> None:
             sent.append(message)
             if len(sent) == 1:
-                consumer._begin_epoch(ids(5, 6, 7), goes_on=False)
+                consumer._begin_epoch(ids(5, 6, 7), is_partial=False)
             connection.send(message)
 
         def expect_answers_within(self, seconds: float) -> None:

@@ -155,7 +155,7 @@ class Server:
     def read_counts(self) -> None:
         self.num_waits += 1
 
-    def begin(self, ids: Any, *, goes_on: bool = False) -> None:
+    def begin(self, ids: Any, *, is_partial: bool = False) -> None:
         self.planned = ids.tolist()
 
     def extend(self, ids: Any, *, are_read_soon: bool = True) -> None:

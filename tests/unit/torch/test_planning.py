@@ -25,18 +25,18 @@ class Listener:
 
     def __init__(self, *, reads_once: bool = False) -> None:
         self.reads_once = reads_once
-        self.goes_on = False
+        self.is_partial = False
         self.told: list[tuple[str, Any]] = []
 
-    def begin(self, ids: Any, *, goes_on: bool = False) -> None:
-        self.goes_on = goes_on
+    def begin(self, ids: Any, *, is_partial: bool = False) -> None:
+        self.is_partial = is_partial
         self.told.append(("begin", ids.tolist()))
 
-    def announce(self, ids: Any, *, begins: bool = False, goes_on: bool = False) -> None:
+    def announce(self, ids: Any, *, begins: bool = False, is_partial: bool = False) -> None:
         self.told.append(("announce, begins" if begins else "announce", ids.tolist()))
 
-    def begin_announced(self, ids: Any, *, goes_on: bool = False) -> None:
-        self.goes_on = goes_on
+    def begin_announced(self, ids: Any, *, is_partial: bool = False) -> None:
+        self.is_partial = is_partial
         self.told.append(("begin announced", ids.tolist()))
 
     def foresee(self, ids: Any) -> None:

@@ -48,21 +48,21 @@ class Listener:
         self.kept: list[bool] = []
         self.orders: list[list[int]] = []
         self.first: list[int] = []
-        self.goes_on: list[bool] = []
+        self.is_partial: list[bool] = []
         self.position = 0
         self.most_ahead = 0
         self.num_foreseen = 0
 
-    def begin(self, ids: Any, *, goes_on: bool = False) -> None:
+    def begin(self, ids: Any, *, is_partial: bool = False) -> None:
         self.orders.append(ids.tolist())
         self.first.append(len(ids))
-        self.goes_on.append(goes_on)
+        self.is_partial.append(is_partial)
         self.position = 0
 
-    def begin_announced(self, ids: Any, *, goes_on: bool = False) -> None:
-        self.begin(ids, goes_on=goes_on)
+    def begin_announced(self, ids: Any, *, is_partial: bool = False) -> None:
+        self.begin(ids, is_partial=is_partial)
 
-    def announce(self, ids: Any, *, begins: bool = False, goes_on: bool = False) -> None:
+    def announce(self, ids: Any, *, begins: bool = False, is_partial: bool = False) -> None:
         self.num_foreseen += 1
 
     def foresee(self, ids: Any) -> None:
@@ -153,7 +153,7 @@ def test_batches_and_generators_are_torchs_at_every_step(kind: str, batched: str
         else:
             assert not set(told) - set(order)
         assert listener.first[epoch] <= 2 * WINDOW
-        assert listener.goes_on[epoch] == (len(order) > listener.first[epoch])
+        assert listener.is_partial[epoch] == (len(order) > listener.first[epoch])
     assert listener.most_ahead <= 16 * CHUNK + 2 * WINDOW
 
 
