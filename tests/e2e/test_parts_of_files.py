@@ -18,11 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import prefeed
 from counting import counting
-from cover import crossed
-from prefeed.client import lending, part_costs
-from prefeed.client.lending import CostMeter
 from prefeed.store.log import LogReader
-from prefeed.torch import attachment
+from prefeed.torch import attachment, samples
 from sandbox import Sandbox, end_all, servers_of
 from slow_files import SlowDirectory, slow_files
 
@@ -234,47 +231,25 @@ def test_a_file_that_is_open_in_a_fork_continues_working(source: Path, slow: Slo
     truth.close()
 
 
-@pytest.mark.parametrize(
-    ("workers", "origin_seconds"),
-    crossed(
-        [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], {"quicker": 1e-9, "slower": 100.0}
-    ),
-)
-def test_what_the_cache_makes_slower_is_left_alone(
-    source: Path,
-    slow: SlowDirectory,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    workers: dict[str, Any],
-    origin_seconds: float,
-) -> None:
-    """What the origin takes is set here, in place of what is measured."""
-
-    def measure(meter: CostMeter, _: object) -> None:
-        meter._costs.probes += 1
-        meter._costs.origin_seconds += origin_seconds
-
-    monkeypatch.setattr(CostMeter, "_probe", measure)
-    for module in (lending, part_costs):
-        monkeypatch.setattr(module, "LEAST_OPENS", 4)
-    monkeypatch.setattr(lending, "_EVERY", 1)
-    monkeypatch.setattr(attachment, "_TRY_AGAIN_TIMES", 1e6)
-    monkeypatch.setattr(lending, "is_local", lambda _: True)
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("memory", ["4MiB", "64MiB"])
+def test_parts_of_files_that_do_not_fit_are_read_directly(
+    source: Path, slow: SlowDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    workers: dict[str, Any], memory: str,
+) -> None:  # fmt: skip
+    """Else each part would fetch its whole file again, in each epoch."""
+    monkeypatch.setenv("PREFEED_MEMORY", memory)
+    monkeypatch.setattr(samples, "_LEAST_PARTS", 4)
+    monkeypatch.setattr(attachment, "_LEAST_HIT_RATIO_OF_PARTS", 0.99)  # three of four files fit
     ours = loader_of(Slices(slow.path, *WAYS["seek"]), **workers)
     truth = list(loader_of(Slices(source, *WAYS["seek"]), DataLoader))
     with caplog.at_level(logging.INFO, logger="prefeed"):
         for _ in range(3):
             assert list(ours) == truth
-    said = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
-    if origin_seconds == 100.0:
-        assert said == []
-        assert prefeed.statistics().reads == 3 * NUM_SAMPLES
-        assert slow.opens() == NUM_FILES
-        return
-    assert len(said) == 1
-    assert "not used for this loader: its samples read parts of large files, " in said[0]
-    assert prefeed.statistics().reads == NUM_SAMPLES  # of the first epoch
-    assert slow.opens() == NUM_FILES + 2 * NUM_SAMPLES
+    said = [record.getMessage() for record in caplog.records if "small parts of large files" in record.getMessage()]
+    assert len(said) == (memory == "4MiB")
+    reads = prefeed.statistics().reads
+    assert reads == (NUM_SAMPLES if said else 3 * NUM_SAMPLES)  # of the first epoch, or of all
 
 
 def test_the_run_summary_counts_the_bytes_that_were_read(slow: SlowDirectory, tmp_path: Path) -> None:

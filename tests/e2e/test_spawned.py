@@ -65,7 +65,7 @@ WITH_TORCH = modules("""
 """What a spawned process imports with torch. Each takes processor time in each worker, so another one needs a reason."""
 
 OF_WORKER = WITH_TORCH | modules("""
-    client client.in_place client.part_costs client.seen
+    client client.in_place client.seen
     core core.in_place core.plan loaders.kinds loaders.stages
     run_summary.explain sources sources.mounts system.heap system.memory system.paths system.units
     torch.collating torch.in_place torch.order torch.permutation torch.ring

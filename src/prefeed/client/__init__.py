@@ -8,8 +8,7 @@
 ``row_groups``  which bytes of a Parquet file are read next
 ``blocks``      blocks from the tier, the server or the origin
 ``large_files``  files opened by path that are too large to be cached whole: parts of them, in blocks
-``lending``     large files that are read in parts, and measures what that costs
-``part_costs``  that cost, added up over processes
+``lending``     open files whose bytes are in the tier
 ``beside``      reads outside of samples (``reads = all``)
 ``writes``      files that this process changes
 ``access``      access maps: the objects of each sample

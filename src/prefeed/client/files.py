@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from prefeed.client.access import AccessMap
 from prefeed.client.large_files import LargeFiles
-from prefeed.client.lending import CostMeter, Lent
 from prefeed.client.reader import ObjectReader
 from prefeed.errors import PassedThroughError, PrefeedError, SourceError
 from prefeed.interception.asking import Answer, InheritedReader, carry, outside
@@ -49,7 +50,7 @@ class SampleFiles:
     its own while it asks.
 
     Attributes:
-        costs: What reads of parts of large files cost.
+        part_reads: Large files that were opened, their bytes, and the bytes read of them, shape (3,); the caller resets it.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SampleFiles:
         self._access = access
         self._roots = roots
         self._own_threads = _OwnThreads(roots)
-        self.costs: CostMeter = CostMeter()
+        self.part_reads: npt.NDArray[np.int64] = np.zeros(3, np.int64)
         self._large: LargeFiles | None = None  # made when there is one
         self._sample = _Sample()
         self._known: dict[str, int] = {}  # files that the server was asked for by path in this epoch, and compared then
@@ -93,11 +94,8 @@ class SampleFiles:
             if self._own_threads.num_opened:
                 self._reader.passed_in_own_threads(self._own_threads.take())
             self._sample = _Sample()
-            began = time.perf_counter()
-            if lent := self._reader.sample_made():
-                self.costs.noted(time.perf_counter() - began)
-            for one in lent:
-                self.costs.was_read(one)
+            for file in self._reader.sample_made():
+                self.part_reads += (1, len(file), file.num_read)
 
     @contextmanager
     def parts(self) -> Iterator[None]:
@@ -159,7 +157,6 @@ class SampleFiles:
 
     def _read(self, sample: _Sample, path: str, object_id: int | None, reader: ObjectReader) -> Answer | None:
         data: Answer | None
-        began, waited = time.perf_counter(), reader.waited_seconds
         if object_id is None:
             data, object_id = reader.try_read_file(path)
             if object_id is not None:
@@ -172,13 +169,6 @@ class SampleFiles:
         else:
             sample.opened[path] = (object_id, None)  # it was opened, also if that fails
             data = reader.try_read(object_id)
-        if isinstance(data, Lent):
-            data.opening_seconds, data.waited_seconds = (
-                time.perf_counter() - began,
-                reader.waited_seconds - waited,
-            )
-        elif data is not None:
-            self.costs.gave_copy()
         if object_id is not None:
             sample.opened[path] = (object_id, data)
             if data is not None and reader.last_key:

@@ -100,7 +100,6 @@ class ObjectReader(CountedReads):
         self._tier = tier_of(dataset.instance)
         self._pid = os.getpid()
         self.last_key: bytes = b""  # of the bytes given last; empty when not known
-        self.waited_seconds: float = 0.0  # for answers of the server, in this process
         self._connection: Connection | None = None
         self._source: Source | None = None
         self._retry_at = 0.0
@@ -154,9 +153,8 @@ class ObjectReader(CountedReads):
         if is_hit:
             self._hits += 1
         else:
-            began = time.perf_counter()
             answer = self._ask_object(object_id)
-            data, is_hit = self._came(answer, began), answer.was_held
+            data, is_hit = self._came(answer), answer.was_held
         return self._counted(data, object_id, is_hit=is_hit)
 
     def try_part(self, object_id: int, start: int, size_bytes: int, *, object_bytes: int) -> bytes | None:
@@ -210,7 +208,6 @@ class ObjectReader(CountedReads):
         """
         if self._pid != os.getpid():
             self._start_anew()
-        began = time.perf_counter()
         connection = self._connect()
         answer = _Answer()
         if connection is not None:
@@ -223,7 +220,7 @@ class ObjectReader(CountedReads):
             self._counted(None, -1)
             return None, None
         self._consumed.append(object_id)
-        return self._counted(self._came(answer, began), object_id, is_hit=answer.was_held), object_id
+        return self._counted(self._came(answer), object_id, is_hit=answer.was_held), object_id
 
     def pass_by(self, object_id: int | None) -> None:
         """A file is read, but not by this: what waits in the tier for its reader, if it has an id, is not waited for."""
@@ -256,7 +253,7 @@ class ObjectReader(CountedReads):
         return [self.read(object_id) for object_id in object_ids]
 
     def sample_made(self) -> list[Lent]:
-        """What was lent is read no more, or by who keeps a file open: the server may free it. Return what was lent."""
+        """Report open files of the sample as consumed, so that the server may free their bytes; return these files."""
         given = [lent for _, lent in self._lent]
         if given:
             self._consumed.extend(object_id for object_id, _ in self._lent)
@@ -351,9 +348,8 @@ class ObjectReader(CountedReads):
             return None
         return self._tier.lend(key, _LENT_FROM_BYTES) if self._lends else self._tier.get(key)
 
-    def _came(self, answer: _Answer, began: float) -> Buffer | StoredValue | None:
-        """Count the time that an answer took, and what the server gave: a hit if it had that when it was asked."""
-        self.waited_seconds += time.perf_counter() - began
+    def _came(self, answer: _Answer) -> Buffer | StoredValue | None:
+        """Count what the server gave: a hit if it had that when it was asked."""
         data = answer.data
         if data is None:
             return None

@@ -48,8 +48,8 @@ _log = logging.getLogger("prefeed")
 _BATCH_BUFFER_BYTES: Final = 1 << 30
 """Maximum shared memory that a loader keeps and reuses for its workers' batches; 0 for none. Other batches are sent as torch sends them."""
 
-_TRY_AGAIN_TIMES: Final = 20
-"""A loader that the cache made slower is served again after this multiple of that epoch's time: storage may have become slower."""
+_LEAST_HIT_RATIO_OF_PARTS: Final = 0.5
+"""Below this bound of the hit ratio, a loader that reads small parts of large files reads them directly: most parts would fetch a whole file."""
 
 
 class Attachment(Reported):
@@ -74,8 +74,6 @@ class Attachment(Reported):
         self._given_up = False
         self._num_workers = 0  # that the plan is interleaved for
         self._again = Again()
-        self._epoch_began = 0.0
-        self._slower_until = 0.0
         self._said = ""  # why the last try to attach failed
         self._has_opened = False  # a sample below the roots; later ones may use files that are open by then
         self._name = ""
@@ -131,7 +129,7 @@ class Attachment(Reported):
         if self.served is not None and is_connected and self._num_workers == loader.num_workers:
             return self.served
         began = time.monotonic()
-        if (self._given_up and self.served is None) or not self._again.is_due(began) or began < self._slower_until:
+        if (self._given_up and self.served is None) or not self._again.is_due(began):
             return None
         refusal = self._try_open(loader)
         if refusal is None:
@@ -250,7 +248,6 @@ class Attachment(Reported):
         left = None if length is None else max(0, length - num_seen)
         if length is None and num_a_pass is not None:  # it may have no end
             left = num_a_pass - num_seen % num_a_pass
-        self._epoch_began = time.monotonic()
         if self._place is not None:
             self._begin_in_place(self._place)
         elif self.served is not None:
@@ -315,7 +312,6 @@ class Attachment(Reported):
         if report.has_last:
             self._tell_reads()
             report.epoch_ends()
-            self._leave_if_slower()
         return batch
 
     def _tell_reads(self) -> None:
@@ -336,17 +332,21 @@ class Attachment(Reported):
         if not self._has_opened:
             dataset = type(served.inner).__name__
             self._give_up(Refusal(f"the samples of its dataset, {dataset}, open no files below {served.roots}"))
-        elif not self._leave_if_slower() and (place is None or not place.begins_in_place(is_connected=True)):
+        elif self._fetches_more_than_it_reads(served):
+            served.shared.reads_directly = True
+            self._give_up(
+                Refusal("its samples read small parts of large files, and most of these files do not fit in memory")
+            )
+        elif place is None or not place.begins_in_place(is_connected=True):
             planned.epoch_ended()
 
-    def _leave_if_slower(self) -> bool:
-        """Return True when the epoch showed that the files are better read where they lie, and the loader was let go."""
-        reason = "" if self.served is None else self.served.why_slower()
-        if reason:
-            now = time.monotonic()
-            self._slower_until = now + _TRY_AGAIN_TIMES * (now - self._epoch_began)
-            self._give_up(Refusal(reason, may_pass=True))
-        return bool(reason)
+    def _fetches_more_than_it_reads(self, served: Served) -> bool:
+        """Return whether each epoch would fetch whole files again of which samples read small parts."""
+        if not served.shared.are_read_in_parts():
+            return False
+        counts = self.read_counts()
+        best = None if counts is None else counts.best_hit_ratio
+        return best is not None and best < _LEAST_HIT_RATIO_OF_PARTS
 
     def _give_up(self, refusal: Refusal) -> None:
         """Let the loader go, and say why."""

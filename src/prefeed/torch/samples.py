@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import astuple
 from multiprocessing import util
 from queue import Empty
 from types import FrameType
@@ -23,7 +22,6 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import StackDataset, Subset
 
-from prefeed.client.part_costs import NUM_COSTS, PartCosts
 from prefeed.loaders.stages import has_cached_stage, is_cached, is_mapped
 from prefeed.torch.order import can_be_read_again
 
@@ -78,9 +76,13 @@ class _Asking:
         return asked
 
 
-_COST_ROWS: Final = 64
-_NUM_COLUMNS: Final = NUM_COSTS + 2
-"""Of a row: what parts of files cost, the number of hits, and that of other reads."""
+_COUNT_ROWS: Final = 64
+_NUM_COLUMNS: Final = 5
+"""Of a row: hits, other reads, large files opened, their bytes, and the bytes read of them."""
+
+_LEAST_PARTS: Final = 64
+_LEAST_UNREAD: Final = 8
+"""Files are read in parts when this many times as much was opened as was read."""
 
 _BEFORE_QUEUES_ARE_JOINED: Final = -4
 """``multiprocessing.Queue`` joins its thread at -5."""
@@ -116,68 +118,68 @@ def shared_tensor(length: int, dtype: torch.dtype, *, is_shared: bool = True) ->
 
 
 class SharedState:
-    """What the processes of a loader tell each other: which epoch it is, how reads went, what parts of files cost, and whether that is too much.
+    """Number of the epoch and counts of reads, shared by the processes of a loader.
 
     **Threads and processes**: goes to workers however they are started, where it is the same memory. Each worker has a row of its own.
     """
 
     def __init__(self, *, is_shared: bool = True) -> None:
-        memory = shared_tensor((_COST_ROWS + 1) * _NUM_COLUMNS, torch.float64, is_shared=is_shared)
-        self._memory = memory.reshape(-1, _NUM_COLUMNS)
-        self._was_slower = False
+        self._memory = shared_tensor((_COUNT_ROWS + 1) * _NUM_COLUMNS, torch.int64, is_shared=is_shared).reshape(
+            -1, _NUM_COLUMNS
+        )
 
     @property
     def epoch(self) -> int:
         """Number of epochs that began."""
-        return int(self._rows[_COST_ROWS, 0])
+        return int(self._rows[_COUNT_ROWS, 0])
 
     def epoch_begins(self) -> None:
         """Another one."""
-        self._rows[_COST_ROWS, 0] += 1
+        self._rows[_COUNT_ROWS, 0] += 1
 
     @property
-    def is_over(self) -> bool:
-        """Whether it was found that the files are better read where they lie."""
-        return bool(self._rows[_COST_ROWS, 1])
+    def reads_directly(self) -> bool:
+        """Whether workers that were kept read as without prefeed from now on."""
+        return bool(self._rows[_COUNT_ROWS, 1])
 
-    def add(self, costs: PartCosts) -> None:
-        """Count what a batch cost."""
-        if costs.opens or costs.others:
-            self._row[:NUM_COSTS] += astuple(costs)
+    @reads_directly.setter
+    def reads_directly(self, value: bool) -> None:
+        self._rows[_COUNT_ROWS, 1] = value
 
     def count_reads(self, hits: int, others: int) -> None:
         """Count reads of this process; the server also counts them, until it is killed."""
         if hits or others:
-            self._row[NUM_COSTS:] += hits, others
+            self._row[:2] += hits, others
 
     def num_reads(self) -> tuple[int, int]:
         """Return how many reads of all processes were hits, and how many were not."""
-        hits, others = self._rows[:_COST_ROWS, NUM_COSTS:].sum(axis=0).tolist()
-        return int(hits), int(others)
+        hits, others = self._rows[:_COUNT_ROWS, :2].sum(axis=0).tolist()
+        return hits, others
 
-    def why_slower(self) -> str:
-        """Return why the files are better read where they lie, as the epoch showed; "" when they are not."""
-        rows = self._rows[:_COST_ROWS, :NUM_COSTS]
-        costs = PartCosts(*rows.sum(axis=0).tolist())
-        if not costs.is_enough:
-            return ""
+    def count_parts(self, part_reads: npt.NDArray[np.int64]) -> None:
+        """Count reads of large files, ``SampleFiles.part_reads``, and reset them."""
+        if part_reads[0]:
+            self._row[2:] += part_reads
+            part_reads[:] = 0
+
+    def are_read_in_parts(self) -> bool:
+        """Return whether samples read small parts of large files; reset these counts."""
+        rows = self._rows[:_COUNT_ROWS, 2:]
+        opens, opened_bytes, read_bytes = rows.sum(axis=0).tolist()
         rows[:] = 0
-        why = costs.why_slower(is_lasting=self._was_slower)
-        self._was_slower = costs.is_slower
-        self._rows[_COST_ROWS, 1] = bool(why)
-        return why
+        return bool(opens >= _LEAST_PARTS and opened_bytes >= _LEAST_UNREAD * read_bytes)
 
     @property
-    def _row(self) -> npt.NDArray[np.float64]:
+    def _row(self) -> npt.NDArray[np.int64]:
         """The row of this process, shape (_NUM_COLUMNS,)."""
         info = torch_worker._worker_info
-        row: npt.NDArray[np.float64] = self._rows[0 if info is None else info.id % _COST_ROWS]
+        row: npt.NDArray[np.int64] = self._rows[0 if info is None else info.id % _COUNT_ROWS]
         return row
 
     @property
-    def _rows(self) -> npt.NDArray[np.float64]:
-        """The memory, shape (_COST_ROWS + 1, _NUM_COLUMNS); numpy's arrays know of no device and no mode of torch's."""
-        rows: npt.NDArray[np.float64] = self._memory.numpy()
+    def _rows(self) -> npt.NDArray[np.int64]:
+        """The memory, shape (_COUNT_ROWS + 1, _NUM_COLUMNS); numpy's arrays know of no device and no mode of torch's."""
+        rows: npt.NDArray[np.int64] = self._memory.numpy()
         return rows
 
 

@@ -65,7 +65,7 @@ class Served(StandIn):
 
     def __getitems__(self, indices: Any) -> list[Any]:
         """Return the samples of a batch, as torch makes them, and tell the server that they are read."""
-        if self.shared.is_over:
+        if self.shared.reads_directly:
             return _as_torch(self.inner, indices)
         self._access.refresh()
         try:
@@ -87,12 +87,12 @@ class Served(StandIn):
             yield
 
     def batch_made(self) -> None:
-        """A batch ends: the server hears what was read of it, and the loader what that cost."""
+        """Report the reads of a batch to the server and the loader."""
         self.reader.report()
         process_readers.report()  # of datasets inside this one, which have readers of their own
         self.shared.count_reads(*self.reader.take_counts())
         if self._files is not None:
-            self.shared.add(self._files.costs.take())
+            self.shared.count_parts(self._files.part_reads)
 
     def begin_process(self) -> None:
         """This is a process of the loader from now on: it tells what it writes, and reports when it ends."""
@@ -133,13 +133,6 @@ class Served(StandIn):
         self._access.refresh()
         learned = self._access.learned
         return learned is not None and learned.opens_nothing()
-
-    def why_slower(self) -> str:
-        """Return why the samples' files are better read where they lie, as the epoch showed that ends; "" when they are not.
-
-        From then on all workers read them there.
-        """
-        return self.shared.why_slower()
 
     def epoch_begins(self) -> None:
         """Workers that were kept hear of it, too."""

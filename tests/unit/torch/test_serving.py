@@ -21,7 +21,6 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 from leaks import wait_until
 from prefeed.client.access import AccessMap
 from prefeed.client.files import SampleFiles
-from prefeed.client.part_costs import PartCosts
 from prefeed.client.readers import active_reader
 from prefeed.config import resolve
 from prefeed.errors import ObjectNotFoundError
@@ -30,7 +29,6 @@ from prefeed.sources.learned import LearnedMap, LearnedMapWriter
 from prefeed.sources.mounts import Roots
 from prefeed.torch.samples import Lent, SharedState, WorkerStart, _end_orphan
 from prefeed.torch.serving import Served
-from sandbox import Sandbox
 
 CACHED = b"from the cache"
 
@@ -282,23 +280,6 @@ def test_reader_is_in_charge_only_inside(paths: list[Path]) -> None:
 # ------------------------------------------------------------ batches
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_files_that_are_better_read_where_they_lie(paths: list[Path], sandbox: Sandbox, method: str) -> None:
-    """What workers measured counts in the loader's process, and what is decided there counts in workers."""
-    cache = Cache()
-    made = served(Files(paths, read), paths, cache)
-    assert made.why_slower() == ""
-    slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
-    process = torch.multiprocessing.get_context(method).Process(target=SharedState.add, args=(made.shared, slower))
-    process.start()
-    process.join()
-    assert made.__getitems__([2, 0]) == [CACHED, CACHED]
-    assert "10.0 ms through the cache" in made.why_slower()
-    assert made.__getitems__([2, 0]) == [b"on disk 2", b"on disk 0"]
-    assert made.why_slower() == ""  # of what was counted since
-    assert cache.asked == [2, 0]
-
-
 @pytest.mark.parametrize("inside", [torch.inference_mode, lambda: torch.device("meta")], ids=["inference", "device"])
 def test_what_the_loop_is_inside_of_changes_nothing(paths: list[Path], inside: Any) -> None:
     cache = Cache()
@@ -306,11 +287,10 @@ def test_what_the_loop_is_inside_of_changes_nothing(paths: list[Path], inside: A
         made = served(Files(paths, read), paths, cache)
         assert made.__getitems__([0]) == [CACHED]
     made.epoch_begins()
-    slower = PartCosts(opens=100, opened_bytes=1e9, read_bytes=1, opening_seconds=1, probes=9, origin_seconds=1e-6)
-    made.shared.add(slower)
+    made.shared.count_reads(1, 2)
     assert made.__getitems__([0]) == [CACHED]
-    assert made.why_slower()
-    assert made.__getitems__([0]) == [b"on disk 0"]
+    assert made.shared.epoch == 1
+    assert made.shared.num_reads() == (1, 2)
 
 
 def test_batch_is_made_sample_by_sample_and_then_reported(paths: list[Path]) -> None:
