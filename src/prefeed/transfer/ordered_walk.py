@@ -193,9 +193,9 @@ class OrderedWalk:
             self._events.link(name.path)
         (device, _, number), entered_from = scan.directory.identity, above.identity
         is_same = (device, number) == (entered_from[0], entered_from[2])
-        is_partial = is_same or self._events.mount(name.path, number)
+        goes_on = is_same or self._events.mount(name.path, number)
         self._events.directory(name.path)
-        if is_partial:
+        if goes_on:
             yield from self._walk(pool, scan)
 
     def _submit_chunk(self, pool: ThreadPoolExecutor, names: list[_Child], above: _Directory) -> _Chunk:
