@@ -53,10 +53,8 @@ class PackHeader(msgspec.Struct, frozen=True, kw_only=True):
         num_objects: Number of objects.
         total_bytes: Their size in bytes.
         path_bytes: Length of ``paths``.
-        data_files: Names of the data files, relative to the pack's directory or to ``data_root``.
-        data_versions: Size and version of each when it was indexed, for packs made by others.
-        data_root: URL of the data files when they lie elsewhere; ``""``: beside the index.
-        made_from: URL of what was packed, and how; ``""`` for packs made by others.
+        data_files: Names of the data files, relative to the pack's directory.
+        made_from: URL of the packed directory, and the options.
         listing: Stands for the listing of what was packed.
     """
 
@@ -65,8 +63,6 @@ class PackHeader(msgspec.Struct, frozen=True, kw_only=True):
     num_objects: int = 0
     total_bytes: int = 0
     path_bytes: int = 0
-    data_versions: list[str] = []
-    data_root: str = ""
     made_from: str = ""
     listing: str = ""
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -35,24 +35,19 @@ class PackedSource:
     **Threads and processes.** As the source that the pack lies on.
     """
 
-    def __init__(
-        self, url: str, source: RangeSource, *, home: Path, open_other: Callable[[str], RangeSource] | None = None
-    ) -> None:
+    def __init__(self, url: str, source: RangeSource, *, home: Path) -> None:
         """Read a pack.
 
         Args:
             url: Canonical URL of the pack.
             source: Reads the directory that the pack lies in.
             home: Where copies of indices are kept; memory takes its place when it cannot be written.
-            open_other: Opens the place of the data files when the index says that they lie elsewhere.
         """
         self.url = url
         self._source = source
         self._copies = home / _DIRECTORY / xxh3_64_hexdigest(url.encode(*ENCODING))
-        self._open_other = open_other
         self._lock = threading.Lock()
         self._index: PackIndex | None = None
-        self._other: RangeSource | None = None
 
     @property
     def mark(self) -> str:
@@ -97,7 +92,6 @@ class PackedSource:
             try:
                 head = self._read_head()
                 if self._index is None or self._index.head != head:
-                    self._forget_other()
                     self._index = self._copy(head)
             except StoreFormatError as err:
                 raise SourceError(str(err), url=self.url) from err
@@ -106,7 +100,6 @@ class PackedSource:
     def close(self) -> None:
         """Release connections and the index."""
         with self._lock:
-            self._forget_other()
             self._index = None
             self._source.close()
 
@@ -116,7 +109,7 @@ class PackedSource:
             raise ObjectNotFoundError(f"{self.locate(path)} does not exist: the pack has no such object", path=path)
         try:
             extent = index.extent(found)
-            data = self._data_source(index).fetch_range(extent.file, extent.offset, extent.size_bytes).data
+            data = self._source.fetch_range(extent.file, extent.offset, extent.size_bytes).data
         except StoreFormatError as err:
             raise SourceError(str(err), url=self.url) from err
         except SourceError as err:
@@ -132,24 +125,6 @@ class PackedSource:
                 path=path,
                 data_file=extent.file,
             )
-
-    def _data_source(self, index: PackIndex) -> RangeSource:
-        if not index.header.data_root:
-            return self._source
-        with self._lock:
-            if self._other is None:
-                is_foreign = _is_local(index.header.data_root) and not _is_local(self._source.url)
-                if (
-                    self._open_other is None or is_foreign
-                ):  # who made it elsewhere must not choose files of this machine
-                    raise SourceError(f"{self.url} keeps its data at {index.header.data_root}, which is not read here")
-                self._other = self._open_other(index.header.data_root)
-            return self._other
-
-    def _forget_other(self) -> None:
-        other, self._other = self._other, None
-        if other is not None:
-            other.close()
 
     def _read_head(self) -> Head:
         try:
@@ -196,11 +171,6 @@ class PackedSource:
     def _chunks(self, head: Head) -> Iterator[Buffer]:
         for start in range(0, head.total_bytes, _CHUNK_BYTES):
             yield self._source.fetch_range(INDEX_NAME, start, min(_CHUNK_BYTES, head.total_bytes - start)).data
-
-
-def _is_local(url_or_path: str) -> bool:
-    scheme, separator, _ = url_or_path.partition("://")
-    return not separator or scheme.lower() == "file"
 
 
 def _is_unused(copy: Path) -> bool:

@@ -235,10 +235,6 @@ def open_source(
         root,
         open_plain_source(url[len(PACK) :], config, access=access, view=view),
         home=config.home,
-        # Who speaks to the one store may speak to another of its kind.
-        open_other=lambda other: open_plain_source(
-            other, config, access=access if _kind(root.removeprefix(PACK)) == _kind(other) else None, view=view
-        ),
     )
 
 
@@ -288,10 +284,6 @@ def listing_mark(source: Source) -> str:
 def is_of_store(url: str) -> bool:
     """Return True when a canonical URL, or the pack that it names, lies in an object store."""
     return not unwrapped(url).startswith(("/", "file://"))
-
-
-def _kind(url: str) -> str:
-    return url.partition("://")[0].lower() if is_of_store(url) else ""
 
 
 def _as_url(root: str) -> str:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("sandbox")
 _ticks = itertools.count(1)
 
 
-def write_pack(directory: Path, objects: dict[str, bytes], *, data_root: str = "", data: Path | None = None) -> None:
+def write_pack(directory: Path, objects: dict[str, bytes]) -> None:
     """Write objects as one data file with a gap before each, and its index, in the place of an older pack."""
     ordered = sorted((path.encode("utf-8", "surrogateescape"), content) for path, content in objects.items())
     offsets, blob = [], b""
@@ -51,12 +51,12 @@ def write_pack(directory: Path, objects: dict[str, bytes], *, data_root: str = "
     for old in directory.glob("data-*.bin"):
         old.unlink()
     name = f"data-{next(_ticks)}.bin"
-    ((data or directory) / name).write_bytes(blob)
+    (directory / name).write_bytes(blob)
     paths = [path for path, _ in ordered]
     sizes = [len(content) for _, content in ordered]
     header = PackHeader(
         layout="webdataset", num_objects=len(paths), total_bytes=sum(sizes), path_bytes=sum(map(len, paths)),
-        data_files=[name], data_root=data_root,
+        data_files=[name],
     )  # fmt: skip
     content = encode_index(
         header,
@@ -355,28 +355,6 @@ def test_a_home_that_cannot_be_written_is_not_needed(tmp_path: Path) -> None:
 
     assert bytes(source.fetch("a.bin").data) == b"a" * 50
     source.close()
-
-
-def test_data_files_may_lie_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    write_pack(tmp_path / "p", {"a.bin": b"a" * 50}, data_root=str(tmp_path / "data"), data=tmp_path / "data")
-    source = open_source(pack_url(tmp_path / "p"), current())
-
-    assert bytes(source.fetch("a.bin").data) == b"a" * 50
-    source.close()
-
-
-@pytest.mark.parametrize("spelled", ["{}", "file://{}", "FILE://localhost{}"])
-def test_a_pack_from_elsewhere_does_not_name_files_of_this_machine(tmp_path: Path, spelled: str) -> None:
-    (tmp_path / "private").mkdir()
-    root = tmp_path / "www"
-    data_root = spelled.format(tmp_path / "private")
-    write_pack(root / "p", {"a.bin": b"a" * 50}, data_root=data_root, data=tmp_path / "private")
-    with servers.nginx_server(root, tmp_path / "nginx") as url:
-        source = open_source(f"pack+{url}/p", current())
-        with pytest.raises(SourceError, match="which is not read here"):
-            source.fetch("a.bin")
-        source.close()
 
 
 IN_A_FORKED_CHILD = """
