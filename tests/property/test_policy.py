@@ -9,8 +9,8 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies import belady_misses, lru_hit_ratio
 from prefeed.core import plan
-from prefeed.core.policy import belady_misses, lru_hit_ratio
 from prefeed.core.table import RESIDENT
 from profiles import examples
 from ring import Ring, as_ids

@@ -33,7 +33,8 @@ class NextUse:
         the next one      c k a p | f q              epoch, stays in place of one that is wanted later, or not at all
                                   ^ room ends
 
-    What is still to be read in this epoch never goes. Source: L. A. Belady, 1966; see ``policy.belady_misses``.
+    What is still to be read in this epoch never goes. Source: L. A. Belady, "A study of replacement
+    algorithms for a virtual-storage computer", 1966.
 
     Args:
         holdings: Where what goes is freed.

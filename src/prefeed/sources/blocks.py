@@ -12,7 +12,7 @@ two versions never have the same key, and a block of another version or size is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, cast
 
@@ -250,9 +250,3 @@ class BlockSource:
                 "when it was opened, in the same version: the server contradicts itself, or the object changed; open it again",
                 path=where,
             )
-
-
-def sorted_entries(infos: Iterable[ObjectInfo], block_bytes: int) -> list[ObjectInfo]:
-    """Return the entries of these objects in the order of a manifest."""
-    found = [entry for info in infos for entry in entries_of(info, block_bytes)]
-    return sorted(found, key=lambda entry: entry.path.encode("utf-8", "surrogateescape"))

@@ -61,15 +61,6 @@ class Mount:
         return name not in LOCAL_FUSE if kind == "fuse" else self.type in NETWORK_TYPES
 
 
-def network_mounts(mountinfo: str | None = None) -> list[str]:
-    """Return where network file systems are mounted, sorted; those that another mount hides are left out.
-
-    Args:
-        mountinfo: Text of ``/proc/self/mountinfo``; defaults to the process's own.
-    """
-    return sorted(mount.point for mount in visible_mounts(mountinfo) if mount.is_network and mount.type != _AUTOMOUNTER)
-
-
 def visible_mounts(mountinfo: str | None = None) -> list[Mount]:
     """Return the mounts that paths lead to: the last one at each place, and none below a place mounted over since."""
     mounts = list(_parsed(_own_mountinfo() if mountinfo is None else mountinfo))

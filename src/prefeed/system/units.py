@@ -24,10 +24,3 @@ def in_mib(size_bytes: int) -> str:
 def in_gib(size_bytes: int) -> str:
     """Format a size in GiB, for sizes that are compared, such as ``7.25 GiB``."""
     return f"{size_bytes / _STEP**3:.2f} GiB"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a time, such as ``7 us``, ``1.5 ms`` or ``2.5 s``."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prefeed.core.policy import belady_misses, best_hit_ratio, lru_hit_ratio
+from policies import belady_misses, lru_hit_ratio
+from prefeed.core.policy import best_hit_ratio
 
 
 def test_the_best_ratio_is_the_part_that_fits() -> None:

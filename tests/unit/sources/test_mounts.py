@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from prefeed.config import Config
-from prefeed.sources.mounts import Roots, is_within, network_mounts, visible_mounts
+from prefeed.sources.mounts import _AUTOMOUNTER, Roots, is_within, visible_mounts
 
 AUTO = Config(roots=None)
+
+
+def network_mounts(text: str | None = None) -> list[str]:
+    return sorted(one.point for one in visible_mounts(text) if one.is_network and one.type != _AUTOMOUNTER)
 
 
 def mountinfo(*mounts: tuple[str, str] | tuple[str, str, int]) -> str:
