@@ -21,7 +21,6 @@ class Ring:
 
     Attributes:
         tier: What the tier holds: cost in bytes, by object.
-        aside: What the tier refused and readers expect.
         fetching: Requests under way, in order.
         freeing: Deletions that were asked for and not made yet.
         answers: What readers were told, by token.
@@ -39,7 +38,6 @@ class Ring:
     ) -> None:
         self.scheduler = Scheduler(budget_bytes=budget, lookahead_bytes=lookahead)
         self.tier: dict[Key, int] = {}
-        self.aside: set[Key] = set()
         self.fetching: dict[Key, Ticket] = {}
         self.freeing: list[Free] = []
         self.answers: dict[int, Answer] = {}
@@ -138,13 +136,9 @@ class Ring:
         if size is None:
             size = self.scheduler.tables[dataset].size_bytes(object_id)
         placement = self.scheduler.arrived(ticket, size, changed=changed)
-        if placement in (Placement.DIRECT, Placement.ASIDE):
-            self._passed_by(self.fetching.pop((dataset, object_id)))
+        if placement is Placement.DIRECT:
+            del self.fetching[dataset, object_id]
         return placement
-
-    def _passed_by(self, ticket: Ticket) -> None:
-        if ticket.placement == Placement.ASIDE:
-            self.aside.add((ticket.dataset, ticket.object_id))
 
     def store(self, dataset: int, object_id: int) -> None:
         """The tier took the entry."""
@@ -153,10 +147,8 @@ class Ring:
         self.scheduler.stored(ticket)
 
     def refuse(self, dataset: int, object_id: int) -> None:
-        """The tier did not take the entry: it is set aside, where readers find it by asking, or dropped."""
-        ticket = self.fetching.pop((dataset, object_id))
-        self.scheduler.refused(ticket)
-        self._passed_by(ticket)
+        """Refuse the entry, as a tier without room does."""
+        self.scheduler.refused(self.fetching.pop((dataset, object_id)))
         self.collect()
 
     def press(self, budget: int) -> None:
@@ -181,7 +173,6 @@ class Ring:
         """Make one of the deletions that were asked for."""
         action = self.freeing.pop(index)
         self.tier.pop((action.dataset, action.object_id), None)
-        self.aside.discard((action.dataset, action.object_id))
         self.scheduler.freed(action)
 
     def settle_frees(self) -> list[Key]:

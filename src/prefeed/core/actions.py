@@ -13,8 +13,6 @@ class Placement(enum.IntEnum):
     TRANSIENT = 2
     DIRECT = 3
     """To the readers that wait for it, and nowhere else."""
-    ASIDE = 4
-    """The tier has no room for it: it stays with the server until the readers that a plan expects are done with it."""
 
 
 class Outcome(enum.IntEnum):
@@ -35,7 +33,7 @@ class Ticket:
     """One object on its way from the origin; mutable, for its placement may change on arrival.
 
     Attributes:
-        reserved_bytes: Bytes of the tier set aside for it.
+        reserved_bytes: Bytes of the budget that are reserved for it.
         attempts: Requests made so far.
         started: Clock reading of the first request, in seconds; set by the interpreter.
         is_demanded: It was begun because a reader waits for it.

@@ -144,8 +144,6 @@ class Holdings:
         self._tickets: dict[Key, Ticket] = {}
         self._waiters: dict[Key, list[tuple[int, int, bool]]] = {}
         self._uses: dict[Key, int] = {}
-        self._aside: dict[Key, tuple[int, int]] = {}  # transients outside the tier: bytes reserved, and beyond that
-        self._aside_beyond = 0
         self._actions: list[Action] = []
         self._freeing_bytes = 0
         self._guests: set[Key] = set()
@@ -233,10 +231,7 @@ class Holdings:
 
     def answer_held(self, token: int, key: Key, *, was_held: bool) -> None:
         """Tell one reader where the object is, which has come, and whether it was there when the reader asked."""
-        self._actions.append(Answer(token, *key, self._outcome_of_held(key), was_held=was_held))
-
-    def _outcome_of_held(self, key: Key) -> Outcome:
-        return Outcome.INLINE if key in self._aside else Outcome.STORED
+        self._actions.append(Answer(token, *key, Outcome.STORED, was_held=was_held))
 
     def settle(self, ticket: Ticket, state: int) -> None:
         """The object is no longer on its way."""
@@ -254,14 +249,23 @@ class Holdings:
             self._actions.append(Answer(token, ticket.dataset, ticket.object_id, outcome, code, message))
         return waiters
 
-    def reserve(self, cost: int, wanted: Placement, *, is_expected: bool = True) -> Placement:
-        """Return where there was room for an object of that cost, reserved now; DIRECT when nowhere.
+    def reserve(
+        self, cost: int, wanted: Placement, *, transient_bytes: int | None = None, is_expected: bool = True
+    ) -> Placement:
+        """Reserve bytes for an object and return its placement; DIRECT if the budget does not allow it.
 
-        Nothing that no plan expects is a transient: it would be freed before its reader looks.
+        An object that no plan expects is never a transient, because it would be freed before its reader looks.
+
+        Args:
+            cost: Bytes to reserve for a resident.
+            wanted: The placement to try first.
+            transient_bytes: Bytes to reserve for a transient, if they are not the cost.
+            is_expected: Whether a plan expects a reader of the object.
         """
         if wanted == Placement.RESIDENT and self.residency.try_reserve_resident(cost):
             return Placement.RESIDENT
-        if wanted != Placement.DIRECT and is_expected and self.residency.try_reserve_transient(cost):
+        lent = cost if transient_bytes is None else transient_bytes
+        if wanted != Placement.DIRECT and is_expected and self.residency.try_reserve_transient(lent):
             return Placement.TRANSIENT
         return Placement.DIRECT
 
@@ -278,7 +282,7 @@ class Holdings:
 
     def try_keep(self, key: Key) -> None:
         """Where there is room for a transient in the tier, it is a resident from now on; its entry lies where it lay."""
-        if self.state(key) != states.TRANSIENT or key in self._aside:
+        if self.state(key) != states.TRANSIENT:
             return
         table = self.tables[key[0]]
         cost = table.stored_bytes(key[1])
@@ -286,22 +290,6 @@ class Holdings:
             table.state[key[1]] = states.RESIDENT
             table.resident_bytes += cost
             self.num_transients -= 1
-
-    def try_set_aside(self, ticket: Ticket, cost: int) -> bool:
-        """Return True when the object, which a plan expects, waits for its reader outside the tier: it has no room there.
-
-        It is a transient, and takes of the budget what is reserved for it. What it takes beyond that is bounded, for all
-        together, by as much again as is lent to transients, or by ``MIN_LENT_OBJECTS`` of its size.
-        """
-        beyond = max(0, cost - ticket.reserved_bytes)
-        if beyond and self._aside_beyond + beyond > max(self.residency.lent_bytes, MIN_LENT_OBJECTS * cost):
-            return False
-        self._aside[ticket.dataset, ticket.object_id] = (ticket.reserved_bytes, beyond)
-        self._aside_beyond += beyond
-        self.residency.transient_bytes += ticket.reserved_bytes
-        ticket.placement = Placement.ASIDE
-        self.keep(ticket)
-        return True
 
     def cancel(self, placement: Placement, cost: int) -> None:
         """Give back what ``reserve`` returned."""
@@ -324,10 +312,8 @@ class Holdings:
     def free(self, dataset: int, object_id: int) -> None:
         """Delete the entry; its room is free once the tier says so."""
         table = self.tables[dataset]
-        own = 0 if self.is_guest((dataset, object_id)) else table.stored_bytes(object_id)
+        cost = 0 if self.is_guest((dataset, object_id)) else table.stored_bytes(object_id)
         self._guests.discard((dataset, object_id))
-        cost, beyond = self._aside.pop((dataset, object_id), (own, 0))
-        self._aside_beyond -= beyond
         was_resident = table.state[object_id] == states.RESIDENT
         table.state[object_id] = states.FREEING
         self._freeing_bytes += cost
@@ -394,7 +380,7 @@ class Holdings:
             self.settle(ticket, states.TRANSIENT)
             self.num_transients += 1
         if key in self._waiters:
-            self.answer_waiters(ticket, self._outcome_of_held(key))
+            self.answer_waiters(ticket, Outcome.STORED)
         if not is_resident and not self.is_expected(key):
             self.free(*key)
 
@@ -408,7 +394,7 @@ class Holdings:
 
     def has_entry(self, key: Key) -> bool:
         """True of an object that readers find in the tier."""
-        return self.state(key) in (states.RESIDENT, states.TRANSIENT) and key not in self._aside
+        return self.state(key) in (states.RESIDENT, states.TRANSIENT)
 
     def become_guest(self, key: Key) -> None:
         """This resident's entry is also another dataset's, which pays for it."""
@@ -443,8 +429,6 @@ class Holdings:
         assert self._waiters.keys() <= self._tickets.keys()
         for key in self._tickets:
             assert self.state(key) == states.FETCHING
-        assert all(self.state(key) == states.TRANSIENT for key in self._aside)
-        assert self._aside_beyond == sum(beyond for _, beyond in self._aside.values())
         assert all(self.state(key) == states.RESIDENT for key in self._guests)
         for dataset, table in self.tables.items():
             assert table.in_flight == sum(1 for key in self._tickets if key[0] == dataset)

@@ -209,13 +209,15 @@ class Lookahead:
             if state == states.FREEING:
                 break  # it is absent in a moment, and then fetched again
             if state == states.ABSENT:
-                placement = self._reserve(cost, keeps=keeps) if len(fetches) < capacity else None
+                lent = table.transient_bytes(object_id)
+                placement = self._reserve(cost, lent, keeps=keeps) if len(fetches) < capacity else None
                 if placement is None:
                     break
                 if placement == Placement.DIRECT:
                     plan.pass_entry(index, object_id)  # no room will come: its reader asks for it
                     continue
-                fetches.append(self._holdings.start(plan.dataset, object_id, placement, cost))
+                reserved = lent if placement is Placement.TRANSIENT else cost
+                fetches.append(self._holdings.start(plan.dataset, object_id, placement, reserved))
             elif keeps:
                 self._holdings.try_keep((plan.dataset, object_id))  # another plan reads it once
             if not is_expected:
@@ -224,25 +226,31 @@ class Lookahead:
             plan.pass_entry(index, object_id)
         return fetches
 
-    def _reserve(self, cost: int, *, keeps: bool) -> Placement | None:
-        """Return where there is room, reserved now; DIRECT when there will be none; None when some comes back."""
+    def _reserve(self, cost: int, transient_bytes: int, *, keeps: bool) -> Placement | None:
+        """Reserve bytes and return the placement; None if space will come, DIRECT if none will.
+
+        Args:
+            cost: Bytes that a resident takes.
+            transient_bytes: Bytes that a transient takes.
+            keeps: Whether a plan of the dataset keeps its objects.
+        """
         holdings = self._holdings
         wanted = Placement.RESIDENT if keeps else Placement.TRANSIENT
-        placement = holdings.reserve(cost, wanted)
+        placement = holdings.reserve(cost, wanted, transient_bytes=transient_bytes)
         if placement == wanted:
             return placement
         is_worth_freeing = keeps or holdings.residency.could_lend(cost)
         if is_worth_freeing and holdings.make_room(cost, live=self._consumers.live_datasets()):
-            holdings.cancel(placement, cost)
+            holdings.cancel(placement, transient_bytes)  # only a transient gets here
             return None  # there is room in a moment
         if placement != Placement.DIRECT:
             return placement
-        if holdings.may_get_room(cost):
+        if holdings.may_get_room(transient_bytes):
             return None  # a reader gives room back
         if holdings.residency.lent_bytes == 0:
             self.plan_room()  # objects turned out larger, or more, than was thought when the epoch began
             if holdings.residency.lent_bytes:
-                return self._reserve(cost, keeps=keeps)
+                return self._reserve(cost, transient_bytes, keeps=keeps)
         return Placement.DIRECT
 
     def _scan_warm(self, plan: Plan, capacity: int) -> list[Fetch]:

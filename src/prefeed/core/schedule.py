@@ -273,15 +273,9 @@ class Scheduler:
         cost = self.holdings.tables[ticket.dataset].observe_size(ticket.object_id, size_bytes)
         wanted = self._wanted_placement(ticket, changed=changed)
         if wanted is not ticket.placement or cost != ticket.reserved_bytes:
-            reserved = ticket.reserved_bytes
             self.holdings.unreserve(ticket)
-            is_expected = self.holdings.is_expected(key)
-            ticket.placement = self.holdings.reserve(cost, wanted, is_expected=is_expected)
+            ticket.placement = self.holdings.reserve(cost, wanted, is_expected=self.holdings.is_expected(key))
             ticket.reserved_bytes = 0 if ticket.placement == Placement.DIRECT else cost
-            if ticket.placement == Placement.DIRECT and is_expected:  # larger than was thought
-                ticket.reserved_bytes = reserved
-                if not self.holdings.try_set_aside(ticket, cost):
-                    ticket.reserved_bytes = 0
         if ticket.placement is Placement.TRANSIENT and not changed:
             if self._next_use.make_room(*key, cost):
                 self.holdings.exchange(ticket)
@@ -301,16 +295,15 @@ class Scheduler:
         self.tables[ticket.dataset].observe_size(ticket.object_id, size_bytes)
         self.holdings.share(ticket)
 
-    def refused(self, ticket: Ticket) -> Placement:
-        """The tier did not take the entry; return where it goes: ASIDE when a plan expects it, else DIRECT."""
-        self.holdings.cancel(ticket.placement, ticket.reserved_bytes)
-        is_expected = self.holdings.is_expected((ticket.dataset, ticket.object_id))
-        if not (is_expected and self.holdings.try_set_aside(ticket, ticket.reserved_bytes)):
-            ticket.reserved_bytes = 0
-            ticket.placement = Placement.DIRECT
-            self.holdings.settle(ticket, states.ABSENT)
-            self.holdings.answer_waiters(ticket, Outcome.INLINE)
-        return ticket.placement
+    def refused(self, ticket: Ticket) -> None:
+        """Give the bytes to the waiting readers only, because the tier did not take the entry.
+
+        If a plan expects a reader that has not requested the object yet, the object is fetched again then.
+        """
+        self.holdings.unreserve(ticket)
+        ticket.placement = Placement.DIRECT
+        self.holdings.settle(ticket, states.ABSENT)
+        self.holdings.answer_waiters(ticket, Outcome.INLINE)
 
     def set_budget(self, budget_bytes: int) -> None:
         """The tier holds that much: less than was thought, or an earlier life left more than it may hold now.

@@ -64,6 +64,10 @@ class ObjectSizes:
         size = self._find(object_id)
         return int(self._mean) if size is None else size
 
+    def is_known(self, object_id: int) -> bool:
+        """Return True if the object's size was listed or seen."""
+        return self._find(object_id) is not None
+
     def observe(self, object_id: int, size_bytes: int) -> None:
         """The object's true size is known."""
         old = self._find(object_id)
@@ -239,6 +243,14 @@ class ObjectTable:
     def stored_bytes(self, object_id: int) -> int:
         """Return what the object costs in the tier, in bytes."""
         return self._stored_bytes(self._sizes.get(object_id))
+
+    def transient_bytes(self, object_id: int) -> int:
+        """Return the bytes to reserve for a transient: twice the mean if its size is unknown.
+
+        A transient that arrives larger than its reservation may find the lent part taken and is fetched again.
+        """
+        cost = self.stored_bytes(object_id)
+        return cost if self._sizes.is_known(object_id) else 2 * cost
 
     def observe_size(self, object_id: int, size_bytes: int) -> int:
         """Return the object's cost in the tier now that its true size is known; later calls agree."""

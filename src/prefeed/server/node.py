@@ -94,7 +94,6 @@ class Node:
         self._answerers: dict[int, Answerer] = {}
         self._next_token = 1
         self._inline: dict[tuple[int, int], Buffer] = {}
-        self._aside: dict[tuple[int, int], Buffer] = {}  # transients that the tier refused, until they are freed
         self._counts = Counts()
 
     def resize_tier(self, budget_bytes: int) -> int:
@@ -351,7 +350,7 @@ class Node:
             if placement is Placement.RESIDENT or placement is Placement.TRANSIENT:
                 puts.append(result)
             else:
-                self._hold(result, placement)
+                self._hold(result)
         for dataset in asked:
             self._apply_limit(dataset)
         if puts:
@@ -387,14 +386,10 @@ class Node:
             return
         self.fetchers.submit([self._job(*follower) for result in ended for follower in self._sharing.end(result)])
 
-    def _hold(self, result: Result, placement: Placement) -> None:
-        """Keep what does not go to the tier for its readers: those of this turn, or those that a plan expects."""
-        key = (result.job.ticket.dataset, result.job.ticket.object_id)
-        is_aside = placement == Placement.ASIDE
-        if (data := result.data()) is not None and (is_aside or not self._is_outdated(result)):
-            (self._aside if is_aside else self._inline)[key] = data
-        if is_aside:
-            self.checks.stored(*key)
+    def _hold(self, result: Result) -> None:
+        """Keep bytes that are not stored in the tier for the readers that are answered in this turn."""
+        if (data := result.data()) is not None and not self._is_outdated(result):
+            self._inline[result.job.ticket.dataset, result.job.ticket.object_id] = data
 
     def _is_outdated(self, result: Result) -> bool:
         assert result.fetched is not None
@@ -412,16 +407,13 @@ class Node:
 
     def _commit(self, puts: list[Result], frees: list[Free]) -> None:
         """Store and free; what the tier refuses is not stored."""
-        # What is set aside is not in the tier: what lies there under its key is another's.
-        stored = [free for free in frees if (free.dataset, free.object_id) not in self._aside]
-        last = [free for free in stored if self._sharing.is_last(free)]
+        last = [free for free in frees if self._sharing.is_last(free)]
         self._tier.free_many([self.registry.key(free.dataset, free.object_id) for free in last])
         self._store([result for result in puts if result.granted is None], self._put)
         self._store([result for result in puts if result.granted is not None], self._publish)
         for free in frees:
-            self._aside.pop((free.dataset, free.object_id), None)
             self.scheduler.freed(free)
-        if len(last) < len(stored):  # what others have as well has made no room
+        if len(last) < len(frees):  # what others have as well has made no room
             self.scheduler.set_budget(self.scheduler.residency.budget_bytes)
 
     def _store(self, results: list[Result], store: Callable[[list[Result]], None]) -> None:
@@ -433,7 +425,8 @@ class Node:
         except TierFullError as err:
             self._counts.errors[err.code] += 1
             for result in results:
-                self._hold(result, self.scheduler.refused(result.job.ticket))
+                self.scheduler.refused(result.job.ticket)
+                self._hold(result)
             return
         for result in results:
             ticket = result.job.ticket
@@ -463,14 +456,8 @@ class Node:
             answerer(action.outcome, action.code, action.message, b"", action.was_held)
         elif key in self._inline:
             answerer(Outcome.INLINE, "", "", self._inline[key], action.was_held)
-        elif key in self._aside and self._is_present(*key):
-            answerer(Outcome.INLINE, "", "", self._aside[key], action.was_held)
         else:
             answerer(Outcome.READ_ORIGIN, "", "", b"", False)  # what came is out of date
-
-    def _is_present(self, dataset: int, object_id: int) -> bool:
-        catalogue = self.datasets[dataset].catalogue
-        return catalogue is None or catalogue.is_published(object_id)
 
     def _offer_to_disk(self, result: Result, disk: DiskTier) -> None:
         ticket, fetched = result.job.ticket, result.fetched

@@ -372,15 +372,6 @@ def test_readers_get_the_bytes_when_the_tier_refuses_them() -> None:
     assert ring.scheduler.residency.resident_bytes == 0
 
 
-def test_what_is_set_aside_because_it_is_larger_than_listed_is_bounded() -> None:
-    ring = Ring(budget=400 * 100, lookahead=1 << 20)
-    ring.add(1, [100] * 3000)
-    ring.plan(READER, 1, range(3000))
-    while ring.fetching:
-        ring.arrive(*next(iter(ring.fetching)), size=50_000)
-    assert 0 < len(ring.aside) <= 25
-
-
 def test_a_late_reader_of_the_present_epoch_is_none_of_the_next() -> None:
     """The present plan has been looked through, and is not over."""
     ring = Ring(budget=100, lookahead=15)

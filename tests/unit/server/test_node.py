@@ -228,53 +228,23 @@ def test_readers_get_the_bytes_when_the_tier_refuses_them(node: Rig) -> None:
     assert again.outcome == Outcome.STORED
 
 
-def test_what_the_tier_refuses_waits_for_its_reader_and_is_not_asked_for_again(node: Rig) -> None:
+def test_what_the_tier_refuses_is_fetched_again_when_its_reader_asks(node: Rig) -> None:
     source = CountingSource(memory_source(8))
     dataset = node.open(source)
     node.tier.refusal = TierFullError("pages are pinned")
     node.plan(READER, dataset, range(8))
     node.deliver_all()
-    node.tier.refusal = None
-    assert node.node.statistics().transient_objects == 8
-    for object_id in range(8):
-        reader = node.demand(dataset, object_id, consumer=READER)
-        assert (reader.outcome, reader.data) == (Outcome.INLINE, content(object_id))
-        node.consume(READER, dataset, [object_id])
-    assert set(source.fetches_by_path.values()) == {1}
     statistics = node.node.statistics()
     assert (statistics.transient_objects, statistics.transient_bytes, statistics.resident_bytes) == (0, 0, 0)
-    assert not node.node._aside
-
-
-def test_a_file_that_changed_while_its_bytes_were_set_aside_is_read_again(node: Rig, tmp_path: Path) -> None:
-    path = tmp_path / "label"
-    path.write_bytes(b"old")
-    dataset = node.open_catalogue(path)
-    node.tier.refusal = TierFullError("pages are pinned")
-    node.begin(READER, dataset, [0])
-    node.deliver_all()
-    assert node.demand(dataset, 0, consumer=READER).data == b"old"
-    path.write_bytes(b"newer")
-    node.begin(READER + 1, dataset, [0])
-    reader = node.demand(dataset, 0, consumer=READER + 1)
-    node.deliver_all()
-    assert reader.data == b"newer"
-
-
-def test_what_was_set_aside_goes_without_what_lies_in_the_tier_under_its_key(node: Rig) -> None:
-    """A longer listing of the same origin, opened while the first is in use, has other ids and the same keys."""
-    first = node.open(memory_source(4), name="first")
-    node.plan(READER, first, range(4))
-    node.deliver_all()
-    second = node.open(memory_source(5), name="second")
-    node.tier.refusal = TierFullError("pages are pinned")
-    node.plan(READER + 1, second, [0])
-    node.deliver_all()
-    assert first.key(0) == second.key(0)
-    assert list(node.node._aside) == [(second.number, 0)]
-    node.consume(READER + 1, second, [0])
-    assert not node.node._aside
-    assert node.tier.get(first.key(0)) == content(0)
+    assert set(source.fetches_by_path.values()) == {1}
+    node.tier.refusal = None
+    for object_id in range(8):
+        reader = node.demand(dataset, object_id, consumer=READER)
+        node.deliver_all()
+        assert reader.outcome == Outcome.STORED
+        assert node.tier.get(dataset.key(object_id)) == content(object_id)
+        node.consume(READER, dataset, [object_id])
+    assert set(source.fetches_by_path.values()) == {2}
 
 
 def test_bytes_of_the_last_epoch_are_not_given_when_the_tier_refuses_them(node: Rig, tmp_path: Path) -> None:
