@@ -11,7 +11,10 @@
 ``forecasts``    the order of samplers of a program's own classes, forecast by copies
 ``reach``        what the code of such a sampler uses outside of a copy
 ``permutation``  the order of torch's random sampler as an array
-``planning``     batches on their way to torch, reported to the server
+``planning``     batches on their way to torch, and the plan of each epoch
+``pass_plan``    plan of the present pass, and how far the loop is
+``windows``      the order of a pass, read in windows; the consumer that plans are sent to
+``next_epochs``  announces the orders of later epochs
 ``resuming``     resumes a loader in the middle of an epoch, with its generators
 ``serving``      answers reads of samples from the cache
 ``samples``      samples of a batch, in the process that makes them

@@ -23,7 +23,8 @@ from torch.utils.data import (
 
 import prefeed.torch.order
 from prefeed.client.access import AccessMap
-from prefeed.torch import planning
+from prefeed.loaders.order import interleave
+from prefeed.torch import pass_plan, windows
 from prefeed.torch.order import Buffered, Shadow, drawn_order, read_ahead, samplers_of, shadow_order
 from prefeed.torch.planning import PlannedSampler
 
@@ -33,11 +34,12 @@ CHUNK, WINDOW = 8, 16
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (planning, prefeed.torch.order):
+    for module in (windows, prefeed.torch.order):
         monkeypatch.setattr(module, "CHUNK", CHUNK)
         monkeypatch.setattr(module, "FIRST", CHUNK)
         monkeypatch.setattr(module, "WINDOW", WINDOW)
-    monkeypatch.setattr(planning, "_TOLD_EVERY", 10)
+    monkeypatch.setattr(pass_plan, "WINDOW", WINDOW)
+    monkeypatch.setattr(pass_plan, "_TOLD_EVERY", 10)
 
 
 class Listener:
@@ -159,7 +161,7 @@ def test_batches_and_generators_are_torchs_at_every_step(kind: str, batched: str
 
 def test_windows_of_workers_that_read_side_by_side_are_those_of_the_whole_order() -> None:
     inner = BatchSampler(RandomSampler(DATA, replacement=True, num_samples=180, generator=seeded()), 5, False)
-    whole = planning.interleave(shadow_order(inner), batch_size=5, num_workers=3).tolist()
+    whole = interleave(shadow_order(inner), batch_size=5, num_workers=3).tolist()
     listener = Listener()
     list(planned(inner, listener, num_workers=3, batches_ahead=6))
     assert listener.orders == [whole]
@@ -237,7 +239,7 @@ def test_a_long_distributed_order_is_told_once_and_not_foreseen(replicas: int) -
 
 
 def test_an_order_of_many_objects_a_sample_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_MOST_IDS", 24)
+    monkeypatch.setattr(windows, "_MOST_IDS", 24)
     starts = np.arange(0, 151, 3)
     listener = Listener()
     inner = BatchSampler(RandomSampler(DATA, generator=seeded()), 4, False)
