@@ -30,7 +30,7 @@ class Cached:
         return sample
 
     def __repr__(self) -> str:
-        return f"Cached({self.cached.prefeed_lineage.fingerprint.hex()})"
+        return f"Cached({self.cached.fingerprint.hex()})"
 
 
 def create_loader(cached: prefeed.CachedDataset, *, batch_size: int = 4, num_workers: int = 0) -> Any:

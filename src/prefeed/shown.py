@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
+
+_MAX_CHARACTERS: Final = 100
 
 
 def described(err: BaseException) -> str:
@@ -27,3 +29,34 @@ def shown(value: Any) -> str:
         return f"{text} of {len(value):,}"
     except TypeError:
         return text
+
+
+def describe(value: Any) -> str:
+    """Return the names of a stage's steps in one line, such as ``Compose(Resize, CenterCrop, ToTensor)``."""
+    name = _name(value)
+    inner = [_described(part) for part in _shown(value)]
+    text = f"{name}({', '.join(inner)})" if inner else name
+    return text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 3] + "..."
+
+
+def _described(value: Any, depth: int = 2) -> str:
+    inner = [_described(part, depth - 1) for part in _shown(value)] if depth else []
+    return f"{_name(value)}({', '.join(inner)})" if inner else _name(value)
+
+
+def _name(value: Any) -> str:
+    """Return the name of a function or class, or of what an instance is one of."""
+    if isinstance(value, functools.partial):
+        return _name(value.func)
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return str(name).replace("<locals>.", "").replace("<lambda>", "lambda")
+
+
+def _shown(value: Any) -> list[Any]:
+    """Return what a stage is made of, so far as a person thinks of it: steps, and datasets below."""
+    own = getattr(value, "__dict__", {})
+    for name in ("transforms", "_modules"):
+        steps = own.get(name)
+        if isinstance(steps, dict | list | tuple) and steps:
+            return list(steps.values()) if isinstance(steps, dict) else list(steps)
+    return [own[name] for name in ("dataset", "fn", "transform") if own.get(name) is not None]

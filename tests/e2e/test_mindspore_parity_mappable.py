@@ -182,7 +182,7 @@ def test_failure4(root: Path, session: int) -> None:
 def test_failure5(root: Path, session: int, step: Any) -> None:
     """A random step under a cache is refused; the message says what to do."""
     with pytest.raises(RandomStageError, match=r"map the random step on top.*prefeed\.not_random"):
-        prefeed.mapped(prefeed.mapped(folder(root), decode), step, prefeed.DatasetCache(session))
+        prefeed.mapped(prefeed.mapped(folder(root), decode), step, prefeed.DatasetCache(session))[0]
 
 
 class Squares(IterableDataset[int]):

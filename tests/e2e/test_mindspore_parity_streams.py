@@ -592,7 +592,7 @@ def shaken(data: bytes) -> Any:
 def test_failure5(records: Any, session: int) -> None:
     """A random step under a cache is refused."""
     with pytest.raises(RandomStageError, match=r"prefeed\.not_random"):
-        prefeed.mapped(records, shaken, prefeed.DatasetCache(session))
+        prefeed.mapped(records, shaken, prefeed.DatasetCache(session))[0]
 
 
 # ---------------------------------------------------------------- functions of Python
@@ -611,7 +611,7 @@ def test_pyfunc_lambda(records: Any, session: int) -> None:
     assert_cached(prefeed.mapped(records, lambda data: data[::2], prefeed.DatasetCache(session)),
                   [row[::2] for row in rows(records)])  # fmt: skip
     with pytest.raises(RandomStageError):
-        prefeed.mapped(records, lambda data: (data, random.random()), prefeed.DatasetCache(session))
+        prefeed.mapped(records, lambda data: (data, random.random()), prefeed.DatasetCache(session))[0]
 
 
 def test_pyfunc_builtin(records: Any, session: int) -> None:
@@ -620,9 +620,9 @@ def test_pyfunc_builtin(records: Any, session: int) -> None:
 
 
 def test_pyfunc_function(records: Any, session: int) -> None:
-    """A function that holds a generator is refused, and cached when it is marked."""
-    with pytest.raises(RandomStageError):
-        prefeed.mapped(records, numbered, prefeed.DatasetCache(session))
+    """A function that seeds its generator for each sample is cached, and so is one that is marked."""
+    seeded = prefeed.mapped(records, numbered, prefeed.DatasetCache(session))
+    assert_cached(seeded, [numbered(row) for row in rows(records)])
     marked = prefeed.mapped(records, marked_numbered, prefeed.DatasetCache(session))
     assert_cached(marked, [marked_numbered(row) for row in rows(records)])
 

@@ -27,6 +27,7 @@ from prefeed.errors import (
     CacheInUseError,
     CacheNotInUseError,
     CannotEncodeError,
+    CannotFingerprintError,
     RandomStageError,
     SessionNotFoundError,
 )
@@ -205,19 +206,30 @@ def test_other_parameters_and_other_code_are_other_entries(files: Files, log: Lo
     assert sorted(cache.memory_entries for cache in found.caches) == [NUM_SAMPLES] * 3
 
 
-def test_a_version_stands_for_the_code(files: Files, log: Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_version_is_all_that_counts(files: Files, log: Log, session: int, caplog: pytest.LogCaptureFixture) -> None:
     def mapped(factor: int, version: str) -> Any:
-        return prefeed.mapped(files, times(factor), prefeed.DatasetCache.default(), version=version)[9][0][0]
+        return prefeed.mapped(files, times(factor), prefeed.DatasetCache(session), version=version)
 
-    assert [mapped(2, "1"), mapped(3, "1"), mapped(2, "2")] == [18, 27, 18]
-    assert log.take() == ["9"] * 3
-    other_code = tripled
-    other_code.__module__, other_code.__qualname__ = double.__module__, double.__qualname__
-    caches = (prefeed.mapped(files, fn, prefeed.DatasetCache.default(), version="1") for fn in (double, other_code))
-    found = [cached[9][0][0] for cached in caches]
-    assert found == [18, 27]  # an audit finds it
-    assert log.take() == ["9", "9"]
+    assert [mapped(2, "1")[9][0][0], mapped(2, "2")[9][0][0]] == [18, 18]
+    assert log.take() == ["9"] * 2
+    found = [mapped(3, "1")[9][0][0] for _ in range(2)]
+    assert found == [27, 27]  # an audit finds it
     assert caplog.text.count("stage-audit-failed: sample 9 of ") == 1
+    assert [prefeed.CachedDataset(Locked(2), version="1")[1] for _ in range(2)] == [2, 2]
+    with pytest.raises(CannotFingerprintError, match=r"Locked\.lock is a _thread\.lock.*version="):
+        prefeed.CachedDataset(Locked(2))
+
+
+class Locked:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.factor
 
 
 def test_stages_above_see_changes_below(files: Files, log: Log) -> None:
@@ -328,12 +340,6 @@ def test_a_file_that_sorts_first_below_a_wrapper(tmp_path: Path) -> None:
     assert cached[0][0].equal(folder[0][0])
 
 
-def test_words_alone_do_not_name_samples(files: Files, log: Log) -> None:
-    other = Files(write_files(files.root.parent / "other", 3), 3, log, times=2)
-    assert prefeed.CachedDataset(files, version="1")[2][0][0] == 2
-    assert prefeed.CachedDataset(other, version="1")[2][0][0] == 4
-
-
 def test_a_relative_path_is_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Relative:
         def __len__(self) -> int:
@@ -413,15 +419,15 @@ def test_what_is_set_again_does_not_change_what_others_find(files: Files, sessio
     assert values(prefeed.CachedDataset(files, cache())[index] for index in (3, 4)) == [(3, 3), (4, 4)]
 
 
-def test_another_function_and_a_random_one(files: Files, log: Log, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_function_and_a_random_one(files: Files, log: Log, session: int) -> None:
     mapped: Any = prefeed.mapped(files, double)
-    cached = prefeed.CachedDataset(mapped)
+    cached = prefeed.CachedDataset(mapped, prefeed.DatasetCache(session))
     assert values([cached[2]]) == [(4, 2)]
     mapped.fn = times(3)
     assert values([cached[2], cached[2]]) == [(6, 2)] * 2
     mapped.fn = lambda sample: (sample[0] * np.uint8(random.randint(5, 5)), sample[1])
-    assert values([cached[2], cached[2]]) == [(10, 2)] * 2
-    assert caplog.text.count("are not cached any more") == 1
+    with pytest.raises(RandomStageError, match="draws from random"):
+        cached[2]
     mapped.fn = double
     log.take()
     assert values([cached[2]]) == [(4, 2)]
@@ -534,11 +540,11 @@ RANDOM = [
 
 @pytest.mark.parametrize("transform", RANDOM)
 def test_a_stage_that_draws_is_refused(tmp_path: Path, transform: Any) -> None:
-    folder = datasets.ImageFolder(str(make_image_folder(tmp_path / "images")), transform)
-    with pytest.raises(RandomStageError, match=r"prefeed\.not_random"):
-        prefeed.CachedDataset(folder)
-    with pytest.raises(RandomStageError, match="random"):
-        prefeed.mapped(range(3), transform, prefeed.DatasetCache.default())
+    cached = prefeed.CachedDataset(datasets.ImageFolder(str(make_image_folder(tmp_path / "images")), transform))
+    for _ in range(2):
+        with pytest.raises(RandomStageError, match=r"ImageFolder\(.* draws from .*prefeed\.not_random"):
+            cached[0]
+    assert cached.get_stat().num_mem_cached == 0
 
 
 def test_a_stage_that_hides_its_draws_is_found_out(tmp_path: Path) -> None:

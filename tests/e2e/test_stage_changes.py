@@ -1,9 +1,10 @@
-"""What a stage depends on is looked at in every process that makes samples, and with every pass."""
+"""What changes the key of a stage, what computing its samples twice finds, and what audits find: the table of SEMANTICS."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -24,12 +25,13 @@ from cover import crossed
 from e2e.images import make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import current
-from prefeed.errors import CannotFingerprintError
+from prefeed.errors import RandomStageError
 from prefeed.stage_cache.files_seen import Standing
 
 NUM_SAMPLES = 12
 
 STAGE = """
+    import os
     import numpy as np
     import torch
     import torch.nn.functional
@@ -57,8 +59,15 @@ STAGE = """
         def of_module(self, index):
             return index * conf.SIZE
 
-        def of_whole_module(self, index):
-            return index * getattr(conf, "SI" + "ZE")
+        def of_late(self, index):
+            import stage_late
+            return index * stage_late.SIZE
+
+        def of_name(self, index):
+            return index * globals().get("HID" + "DEN", 1)
+
+        def of_environment(self, index):
+            return index * int(os.environ["PREFEED_TEST_SCALE"])
 
         def of_dict(self, index):
             return index * TABLE["inner"]["size"]
@@ -110,12 +119,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     (tmp_path / "stage_code.py").write_text(textwrap.dedent(STAGE))
     (tmp_path / "stage_conf.py").write_text(textwrap.dedent(CONF))
     monkeypatch.syspath_prepend(str(tmp_path))
-    library = torch.library.Library("prefeed_test", "FRAGMENT")
-    library.define("scaled(Tensor x) -> Tensor")
-    library.impl("scaled", lambda x: x * 1, "CPU")
+    (tmp_path / "stage_late.py").write_text("SIZE = 1")
     yield importlib.import_module("stage_code")
-    library._destroy()
-    for name in ("stage_code", "stage_conf"):
+    for name in ("stage_code", "stage_conf", "stage_late"):
         sys.modules.pop(name, None)
 
 
@@ -135,6 +141,27 @@ def of_method(stage: Any) -> None:
     stage.Data.of_helper = lambda self, index: 2 * index
 
 
+def edited(path: str, old: str, new: str) -> None:
+    source = Path(path)
+    source.write_text(source.read_text().replace(old, new))
+    os.utime(source, (0, 0))  # of another second than before, or its bytecode would count as compiled from it
+
+
+def of_source(stage: Any) -> None:
+    edited(stage.__file__, "def helper(index):\n    return index", "def helper(index):\n    return 2 * index")
+    importlib.reload(stage)
+
+
+def of_late_source(stage: Any) -> None:
+    late = importlib.import_module("stage_late")
+    edited(str(late.__file__), "SIZE = 1", "SIZE = 2")
+    importlib.reload(late)
+
+
+def inverted(image: Any) -> Any:
+    return 2 * image
+
+
 def functional() -> Any:
     return importlib.import_module("torchvision.transforms.functional")
 
@@ -147,27 +174,33 @@ def of_custom(stage: Any) -> None:
     stage.tripled.register_kernel("cpu")(lambda x: x * 2)
 
 
-CHANGES: list[tuple[str, Callable[[Any], None]]] = [
-    ("of_module", lambda stage: setattr(conf(), "SIZE", 2)),
-    ("of_whole_module", lambda stage: setattr(conf(), "SIZE", 2)),
-    ("of_dict", lambda stage: conf().TABLE["inner"].update(size=2)),
-    ("of_instance", lambda stage: setattr(conf().settings, "size", 2)),
-    ("of_instance", lambda stage: setattr(conf().Settings, "size", 2)),
-    ("of_class", lambda stage: setattr(stage.Data, "SCALE", 2)),
-    ("of_class", lambda stage: setattr(stage.Base, "SCALE", 2)),
-    ("of_helper", lambda stage: setattr(stage, "helper", other_helper)),
-    ("of_helper", in_place),
-    ("of_helper", of_method),
-    ("of_library", lambda stage: setattr(stage.F, "invert", lambda image: 2 * image)),
-    ("of_numpy", lambda stage: setattr(np, "flip", lambda array: 2 * array[::-1])),
-    ("of_dtype", lambda stage: torch.set_default_dtype(torch.float64)),
-    ("of_resize", lambda stage: setattr(functional(), "resize", of_ones)),
-    ("of_custom", of_custom),
-]
+BY_KEY: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "constant in another module": ("of_module", lambda stage: setattr(conf(), "SIZE", 2)),
+    "value in a dict of another module": ("of_dict", lambda stage: conf().TABLE["inner"].update(size=2)),
+    "attribute of an object in another module": ("of_instance", lambda stage: setattr(conf().settings, "size", 2)),
+    "attribute of the class of such an object": ("of_instance", lambda stage: setattr(conf().Settings, "size", 2)),
+    "class attribute": ("of_class", lambda stage: setattr(stage.Data, "SCALE", 2)),
+    "class attribute of a base": ("of_class", lambda stage: setattr(stage.Base, "SCALE", 2)),
+    "monkeypatched function": ("of_helper", lambda stage: setattr(stage, "helper", other_helper)),
+    "code put into a function": ("of_helper", in_place),
+    "monkeypatched method": ("of_helper", of_method),
+    "monkeypatched function of a library": ("of_library", lambda stage: setattr(stage.F, "invert", inverted)),
+    "monkeypatched function of numpy": ("of_numpy", lambda stage: setattr(np, "flip", lambda array: 2 * array[::-1])),
+    "edited source": ("of_helper", of_source),
+    "edited source of a module that is imported late": ("of_late", of_late_source),
+}
+BY_AUDIT: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "torch.set_default_dtype": ("of_dtype", lambda stage: torch.set_default_dtype(torch.float64)),
+    "function inside a library": ("of_resize", lambda stage: setattr(functional(), "resize", of_ones)),
+    "kernel of an operator": ("of_custom", of_custom),
+    "name that code computes": ("of_name", lambda stage: vars(stage).update(HIDDEN=2)),
+    "environment variable": ("of_environment", lambda stage: os.environ.update(PREFEED_TEST_SCALE="2")),
+}
 
 
 @pytest.fixture
-def _put_back() -> Iterator[None]:
+def _put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PREFEED_TEST_SCALE", "1")
     flip, invert, resize = np.flip, functional().invert, functional().resize
     yield
     np.flip = flip
@@ -175,13 +208,14 @@ def _put_back() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
+def audits_failed() -> int:
+    with NodeClient.connect(current()) as node:
+        return node.statistics().sessions.audits_failed
+
+
 @pytest.mark.usefixtures("_put_back")
-@pytest.mark.parametrize(
-    ("change", "workers"), crossed({f"{at}-{change[0]}": change for at, change in enumerate(CHANGES)}, [0, 2])
-)
-def test_what_changes_between_two_epochs_is_noticed(
-    stage: Any, change: tuple[str, Callable[[Any], None]], workers: int
-) -> None:
+@pytest.mark.parametrize(("change", "workers"), crossed(BY_KEY, [0, 2]))
+def test_found_by_the_key(stage: Any, change: tuple[str, Callable[[Any], None]], workers: int) -> None:
     how, make_change = change
     plain = stage.Data(how)
     cached = prefeed.CachedDataset(plain)
@@ -192,14 +226,76 @@ def test_what_changes_between_two_epochs_is_noticed(
     assert entries == NUM_SAMPLES
     make_change(stage)
     assert list(loader) == [plain[index] for index in range(NUM_SAMPLES)] != before
-    with NodeClient.connect(current()) as node:
-        assert node.statistics().sessions.audits_failed == 0  # it was known beforehand
+    assert audits_failed() == 0
     later = prefeed.CachedDataset(stage.Data(how))
     assert [later[index] for index in range(NUM_SAMPLES)] == [plain[index] for index in range(NUM_SAMPLES)]
 
 
+@pytest.mark.usefixtures("_put_back")
+@pytest.mark.parametrize("change", [pytest.param(change, id=name) for name, change in BY_AUDIT.items()])
+def test_found_by_an_audit_in_the_next_run(stage: Any, change: tuple[str, Callable[[Any], None]]) -> None:
+    how, make_change = change
+
+    def run() -> list[Any]:
+        cached = prefeed.CachedDataset(stage.Data(how))
+        return [cached[index] for index in range(NUM_SAMPLES)]
+
+    before = run()
+    make_change(stage)
+    run()  # the first hits of a run are audited
+    assert audits_failed() >= 1
+    assert run() == [stage.Data(how)[index] for index in range(NUM_SAMPLES)] != before
+
+
+class Advancing:
+    """Holds a generator that is seeded once."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(3)
+
+    def __call__(self, index: int) -> float:
+        return float(self.generator.random())
+
+
+def of_opencv(index: int) -> Any:
+    cv2 = pytest.importorskip("cv2")
+    return cv2.randu(np.zeros((4, 4), np.uint8), 0, 255)
+
+
+BY_COMPUTING_TWICE: dict[str, Callable[[], Any]] = {
+    "default_rng() without a seed": lambda: lambda index: np.random.default_rng().random(),
+    "a seeded generator that advances": Advancing,
+    "cv2.randu": lambda: of_opencv,
+    "random": lambda: lambda index: random.random() * 0,
+    "numpy.random": lambda: lambda index: np.random.rand() * 0,
+    "torch": lambda: lambda index: torch.rand(1) * 0,
+    "RandomHorizontalFlip": lambda: lambda index: transforms.RandomHorizontalFlip(0.001)(torch.zeros(3, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BY_COMPUTING_TWICE)
+def test_found_by_computing_twice(name: str) -> None:
+    step = BY_COMPUTING_TWICE[name]()
+    with pytest.raises(RandomStageError, match=r"MappedDataset\(.*prefeed\.not_random"):
+        prefeed.mapped(range(NUM_SAMPLES), step, prefeed.DatasetCache.default())[0]
+
+
+def test_found_by_the_version_of_a_library(tmp_path: Path) -> None:
+    found = []
+    for version in ("1.0", "2.0", "1.0"):
+        packages = tmp_path / version / "site-packages"
+        if not packages.exists():
+            (packages / "versioned").mkdir(parents=True)
+            (packages / "versioned" / "__init__.py").write_text("def f(): return 1")
+            info = packages / f"versioned-{version}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: versioned\nVersion: {version}\n")
+        found.append(fingerprint_elsewhere(packages, "versioned"))
+    assert found[0] == found[2] != found[1]
+
+
 def test_nothing_that_stays_is_made_again(stage: Any) -> None:
-    for how in ("of_module", "of_whole_module", "of_dict", "of_library", "of_numpy"):
+    for how in ("of_module", "of_late", "of_dict", "of_library", "of_numpy"):
         cached = prefeed.CachedDataset(stage.Data(how))
         for _ in range(3):
             cached.samples(range(NUM_SAMPLES))
@@ -218,20 +314,6 @@ def test_a_spawned_worker_that_imports_other_code(stage: Any, tmp_path: Path) ->
     assert [cached[index] for index in range(NUM_SAMPLES)] == list(range(NUM_SAMPLES))
     importlib.reload(conf())
     assert [cached[index] for index in range(NUM_SAMPLES)] == [5 * index for index in range(NUM_SAMPLES)]
-
-
-def test_an_operator_whose_code_cannot_be_seen(stage: Any) -> None:
-    with pytest.raises(CannotFingerprintError, match="custom_op"):
-        prefeed.CachedDataset(OfOperator())
-    assert prefeed.CachedDataset(OfOperator(), version="1")[2] == 2
-
-
-class OfOperator:
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        return int(torch.ops.prefeed_test.scaled(torch.tensor(index)))
 
 
 # ---------------------------------------------------------------- labels of folders
@@ -258,7 +340,7 @@ def test_labels_of_any_type(tmp_path: Path, first: Any, second: Any) -> None:
             found = cached[0][1]
             assert type(found) is type(label)
             assert str(found) == str(label)
-    assert cached.get_stat().num_mem_cached == 1
+    assert cached.get_stat().num_mem_cached == 2  # one for each label
 
 
 def test_a_label_that_cannot_be_told_is_not_kept(tmp_path: Path) -> None:
@@ -278,15 +360,21 @@ def test_a_package_without_a_version_is_known_by_what_it_says(tmp_path: Path) ->
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("from unversioned.inner import f")
         (folder / "inner.py").write_text(f"def f(): return {word!r}")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import unversioned; from prefeed.stage_cache.fingerprint import fingerprint\n"
-    code += "def f(): return unversioned.f()\nprint(fingerprint(f).hex())"
     found = [
-        subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / word / "site-packages")],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        fingerprint_elsewhere(tmp_path / word / "site-packages", "unversioned", "from unversioned import f")
         for word in ("one", "two", "one")
     ]
     assert found[0] == found[2] != found[1]
+
+
+def fingerprint_elsewhere(packages: Path, name: str, use: str = "") -> str:
+    """Return the fingerprint of a function that calls a package, in another process."""
+    code = f"""
+import sys; sys.path.insert(0, sys.argv[1])
+import {name}
+{use}
+from prefeed.stage_cache.fingerprint import fingerprint
+def g(): return {"f" if use else name + ".f"}()
+print(fingerprint(g).hex())"""
+    command = [sys.executable, "-c", code, str(packages)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -23,7 +23,6 @@ from e2e.stages import Files, Log, values, write_file, write_files
 from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
-from prefeed.stage_cache import changes
 from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.stage_cache.files_seen import Standing
 from prefeed.stage_cache.making import is_checking
@@ -57,8 +56,7 @@ def begin_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     of_module.clear()
     monkeypatch.setattr(sys.modules[__name__], "of_all", None)
     monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
-    monkeypatch.setattr("prefeed.stage_cache.slots._left", {})
-    monkeypatch.setattr(changes, "_changing", set())
+    monkeypatch.setattr("prefeed.stage_cache.stage._filled", {})
 
 
 @pytest.fixture
@@ -401,20 +399,6 @@ def annotate(root: Path, value: int, *, seconds: int) -> None:
     os.utime(root / "annotations.txt", (seconds, seconds))
 
 
-def look_with_each_batch(_worker: int = 0) -> None:
-    """What an audit or a making changes shows at once, and not with the first look a while later."""
-    changes._LEAST_PAUSE_SECONDS = 0.0
-    changes._SHARE_OF_LATER_LOOKS = float("inf")
-
-
-@pytest.fixture
-def _looks_with_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_LEAST_PAUSE_SECONDS", "_SHARE_OF_LATER_LOOKS"):
-        monkeypatch.setattr(changes, name, getattr(changes, name))
-    look_with_each_batch()
-
-
-@pytest.mark.usefixtures("_looks_with_each_batch")
 @pytest.mark.parametrize(
     ("kind", "loader_and_workers"),
     crossed(
@@ -441,7 +425,7 @@ def test_a_file_that_is_opened_late_counts_for_all_samples_after_it(
         begin_a_process(monkeypatch)
         cached = prefeed.CachedDataset(kind(files.root, NUM_SAMPLES, log))
         settings = {"multiprocessing_context": workers, "num_workers": 2} if workers else {}
-        batches = loader(cached, batch_size=2, worker_init_fn=look_with_each_batch, **settings)
+        batches = loader(cached, batch_size=2, **settings)
         return [int(label) for _, labels in batches for label in labels]
 
     assert read() == [1] * NUM_SAMPLES
@@ -476,7 +460,6 @@ def test_a_file_that_was_opened_for_an_audit_counts_for_what_is_made_afterwards(
     assert [cached[index][1] for index in range(NUM_SAMPLES)] == [2] * NUM_SAMPLES
 
 
-@pytest.mark.usefixtures("_looks_with_each_batch")
 def test_what_was_filled_before_a_sample_raises_is_no_change(files: Files, log: Log) -> None:
     annotate(files.root, 1, seconds=1)
     cached = prefeed.CachedDataset(Late(files.root, NUM_SAMPLES, log))
@@ -497,10 +480,7 @@ class Tabled(Files):
         return super().__getitem__(index)[0], index * self.table["of"]
 
 
-def test_what_the_user_changes_before_an_audit_is_not_taken_for_what_the_audit_fills(
-    files: Files, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(changes, "_LEAST_PAUSE_SECONDS", 1e9)  # no look but those around an audit
+def test_what_the_user_changes_before_an_audit_is_not_taken_for_what_the_audit_fills(files: Files, log: Log) -> None:
     assert len([*prefeed.CachedDataset(Tabled(files.root, NUM_SAMPLES, log))]) == NUM_SAMPLES
     tabled = Tabled(files.root, NUM_SAMPLES, log)
     cached = prefeed.CachedDataset(tabled)

@@ -47,7 +47,6 @@ class Audit(NamedTuple):
 
     store: CacheStore
     index: Any
-    version: bytes
     key: bytes
     scope: Callable[[], AbstractContextManager[None]]
 
@@ -229,7 +228,7 @@ class Auditor:
             self.spent(self._clock() - began)
 
     def _compare(self, asked: Audit, finder: Finder, maker: Maker) -> str | None:
-        kept = finder.entry(asked.store, asked.version, asked.key)
+        kept = finder.entry(asked.store, asked.key)
         if kept is None:
             return None
         fresh = maker.made_to_compare(asked.index, asked.scope, kept[1])
@@ -240,7 +239,7 @@ class Auditor:
             asked.store.count_audit(failed=False)
             return None
         again = maker.made_to_compare(asked.index, asked.scope, kept[1])
-        if again is None or finder.entry(asked.store, asked.version, asked.key) != kept:
+        if again is None or finder.entry(asked.store, asked.key) != kept:
             return None  # a file was changed meanwhile, say
         if maker.differs(fresh, again) is not None:
             maker.refuse(

@@ -12,25 +12,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from prefeed.config import Config
-from prefeed.errors import CannotFingerprintError, PrefeedError, RandomStageError
+from prefeed.errors import CannotFingerprintError, PrefeedError
 from prefeed.interception import kept_in_place
 from prefeed.map_style import MapStyle
-from prefeed.shown import shown
+from prefeed.shown import describe, shown
 from prefeed.stage_cache.auditing import MOST_FAILED, Audit, Auditor, Run, waiting
 from prefeed.stage_cache.cache import CacheStatistics, DatasetCache
 from prefeed.stage_cache.cache_store import CacheStore
-from prefeed.stage_cache.changes import Changes, Looking
 from prefeed.stage_cache.finding import ABSENT, Finder
-from prefeed.stage_cache.fingerprint import describe, fingerprint
-from prefeed.stage_cache.identity.parts import AsFarAsTold
-from prefeed.stage_cache.lineage import Lineage, derived, lineage_of
-from prefeed.stage_cache.making import Maker, is_checking, refusal
-from prefeed.stage_cache.randomness import look_for_chance
+from prefeed.stage_cache.making import Maker, is_checking
+from prefeed.stage_cache.stage import Stage, sample_of, stage_of
 
 _log = logging.getLogger("prefeed")
 
@@ -45,27 +41,11 @@ Making = Callable[[int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the samples of a dataset are, as it is now.
-
-    Attributes:
-        lineage: Where they come from.
-        cache: The one that belongs to it.
-        store: The entries; None where there is none to be had: samples are made each time.
-    """
-
-    lineage: Lineage
-    cache: DatasetCache
-    store: CacheStore | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Batch:
     """Samples that are asked for together; each list has one item a sample, but for ``made``: where those are that were made."""
 
     store: CacheStore
     indices: Sequence[Any]
-    versions: list[bytes]
     keys: list[bytes]
     found: list[Any]
     making: Making
@@ -74,7 +54,7 @@ class _Batch:
     def at(self, position: int) -> Audit:
         """Return one of them as a sample that may be audited."""
         scope = partial(self.making, position)
-        return Audit(self.store, self.indices[position], self.versions[position], self.keys[position], scope)
+        return Audit(self.store, self.indices[position], self.keys[position], scope)
 
 
 class CachedDataset(MapStyle[Any]):
@@ -122,23 +102,23 @@ class CachedDataset(MapStyle[Any]):
         self.dataset = dataset
         self._version = version
         self._allow_pickle = codec == "pickle"
-        self._is_watched = _is_watched(dataset)
-        cache = DatasetCache.default(config) if cache is None else cache
         self._run = Run()
         self._num_passes = 0
-        self._here = Looking(dataset, version)
-        self._place = self._opened(cache, self._here.lineage())
+        self._said = ""
+        self._stage = Stage(dataset, version)
+        self._cache = DatasetCache.default(config) if cache is None else cache
+        self._store: CacheStore | None = self._opened(self._cache)
         self._start()
 
     @property
     def cache(self) -> DatasetCache:
         """Where entries are kept; another one once the dataset has changed."""
-        return self._place.cache
+        return self._cache
 
     @property
-    def prefeed_lineage(self) -> Lineage:
-        """Where its samples come from."""
-        return self._now().lineage
+    def fingerprint(self) -> bytes:
+        """Hash of everything that samples are computed with, 16 bytes; see SEMANTICS."""
+        return self._stage.fingerprint
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -151,7 +131,7 @@ class CachedDataset(MapStyle[Any]):
         return self.samples(indices)
 
     def __repr__(self) -> str:
-        state = "not cached: see the log" if self._place.store is None else f"in {self.cache!r}"
+        state = "not cached: see the log" if self._store is None else f"in {self.cache!r}"
         return f"<{type(self).__name__} of {shown(self.dataset)}, {state}>"
 
     def get_stat(self) -> CacheStatistics:
@@ -175,34 +155,37 @@ class CachedDataset(MapStyle[Any]):
         if not isinstance(indices, Sequence):  # a set, a generator: whatever torch takes for a batch
             indices = list(indices)
         making = making or _no_scope
-        place = self._now(indices)
-        store = place.store
+        self._look_if_due(indices)
+        store = self._store
         if store is None:
-            return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
+            return self._computed(indices, making)
         try:
-            keys = [place.lineage.identity(index) for index in indices]
-            versions = [place.lineage.version(index) for index in indices]
+            keys = [self._stage.key(index) for index in indices]
         except CannotFingerprintError:
-            return self._one_by_one(place, indices, making)
-        batch = _Batch(store, indices, versions, keys, [], making)
+            if len(indices) == 1:
+                return self._computed(indices, making)
+            return [self.samples((index,), making=_at(making, at))[0] for at, index in enumerate(indices)]
+        batch = _Batch(store, indices, keys, [], making)
         at = self._auditor.choose(len(indices))
         may_wait = self._auditor.may_wait
         if at is not None and not may_wait:
             if not self._is_right(batch.at(at)):
-                return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
-            if self._place.store is not store:  # the look before the audit found a change
+                return self._computed(indices, making)
+            if self._store is not store:  # the fingerprint before the audit found a change
                 return self.samples(indices, making=making, borrow=borrow)
-        batch.found.extend(self._finder.found(store, versions, keys, borrow))
+        batch.found.extend(self._finder.found(store, keys, borrow))
         if at is not None and may_wait and batch.found[at] is not ABSENT:
             waiting.add(partial(self._audit_now, batch.at(at)))
         absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
-        num_twice = self._maker.num_twice
+        is_first = bool(absent) and self._maker.computes_twice(store)
+        if is_first:
+            self._look()  # what changes from now on is changed by computing samples
+            if self._store is not store:
+                return self.samples(indices, making=making, borrow=borrow)
         try:
-            if absent:
+            with self._stage.computing() if is_first else nullcontext():
                 self._make(batch, absent)
         finally:  # one that another process made meanwhile was found; one that raises was neither
-            if self._maker.num_twice != num_twice:
-                self._here.leave_out_what_was_filled(self._place.lineage)
             if not is_checking():
                 num_missing = sum(batch.found[at] is ABSENT for at in absent)
                 store.count(len(indices) - num_missing - len(batch.made), len(batch.made))
@@ -214,151 +197,102 @@ class CachedDataset(MapStyle[Any]):
         self._num_passes += 1
         if self._num_passes > 1:
             self._run.end()
-        self._look_again()
+        self._look()
 
     def absent(self, indices: Sequence[int]) -> list[bool]:
         """Return for each sample whether the cache has no entry of it; files are not asked whether they changed."""
-        place = self._place
-        if place.store is None:
+        if self._store is None:
             return [True] * len(indices)
-        with place.store.reading() as views:
-            return [view is None for view in views.get_views([place.lineage.identity(index) for index in indices])]
+        with self._store.reading() as views:
+            return [view is None for view in views.get_views([self._stage.key(index) for index in indices])]
 
     def has_room(self) -> bool:
         """Return True while the cache takes more entries."""
-        return self._place.store is not None and self._place.store.has_room()
+        return self._store is not None and self._store.has_room()
+
+    def prefeed_stage(self) -> Any:
+        """Return what samples are computed with; see ``stage_of``."""
+        return stage_of(self.dataset) if self._version is None else (self._version, describe(self.dataset))
+
+    def prefeed_sample(self, index: Any) -> Any:
+        """Return what identifies a sample; see ``sample_of``."""
+        return sample_of(self.dataset, index)
 
     def prefeed_state(self) -> Any:
-        """Return what tells it from others, by name: how samples are made, and which ones."""
-        dataset = self.dataset if self._version is None else AsFarAsTold(self.dataset)
-        return {"lineage": self.prefeed_lineage.fingerprint, "dataset": dataset}
+        """Return what a dataset around this one depends on."""
+        return {"dataset": self.dataset} if self._version is None else {"version": self._version}
 
     def close(self) -> None:
         """Let go of what this process has open; entries stay, and a later use opens everything again."""
         self.cache.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._now()
+        self._look_if_due(())
         return {name: value for name, value in self.__dict__.items() if name not in _OF_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._here = Looking(self.dataset, self._version, is_new=True)  # other code may have been imported here
         self._start()
 
-    # ------------------------------------------------------------ what it is now
+    # ------------------------------------------------------------ the stage as it is now
 
-    def _start(self, changes: Changes | None = None) -> None:
-        self._changes = changes or Changes(self.dataset, CachedDataset)
+    def _start(self) -> None:
         self._finder = Finder(revalidates=self.cache.revalidates, allow_pickle=self._allow_pickle)
-        self._maker = Maker(
-            self.dataset, self._changes, is_watched=self._is_watched, allow_pickle=self._allow_pickle
-        )  # fmt: skip
+        self._maker = Maker(self.dataset, is_watched=not self._stage.is_marked, allow_pickle=self._allow_pickle)
         self._auditor = Auditor(self._run)
 
-    def _now(self, indices: Sequence[Any] = ()) -> _Place:
-        """Return the place of samples as the dataset is now.
+    def _look_if_due(self, indices: Sequence[Any]) -> None:
+        if self._stage.is_due(indices):
+            self._look()
 
-        Args:
-            indices: Of samples that are asked for; one that was asked for before begins another pass.
-        """
-        if self._changes.is_any():
-            self._follow()
-        if self._here.is_due(indices) and not self._changes.is_making:
-            self._look_again()
-        return self._place
-
-    def _follow(self) -> None:
-        """Look at the dataset again if anything was set that counts."""
-        snapshot = self._changes.now()
-        if not self._changes.are_in(snapshot):
-            self._changes.note(snapshot)
-            return
-        changes = Changes(self.dataset, CachedDataset)  # first: what is set meanwhile counts the next time
-        self._adopt(changes)
-
-    def _look_again(self) -> None:
-        """Look at the dataset again, whether anything was set or not."""
-        with self._here.looking():
-            lineage = self._lineage_now()
-        self._become(lineage)
-
-    def _lineage_now(self) -> Lineage | None:
-        """Return where samples come from, as everything is now; None if that cannot be told."""
+    def _look(self) -> None:
+        """Take the fingerprint again. If it is another one, use the cache of that stage from now on."""
+        before, store = self._stage.fingerprint, self._store
         try:
-            return self._here.lineage()
-        except PrefeedError:
-            return None  # ``_adopt`` says so
-
-    def _become(self, lineage: Lineage | None) -> None:
-        """The dataset was looked at."""
-        before = self._place
-        if lineage is None or lineage.fingerprint != before.lineage.fingerprint:
-            self._adopt(Changes(self.dataset, CachedDataset), lineage)
-        else:
-            self._place = self._with_store(replace(before, lineage=lineage))
-
-    def _with_store(self, place: _Place) -> _Place:
-        """Return the place with its cache, where that could not be opened before, and can be by now."""
-        if place.store is None and place.cache.may_be_tried_again:
-            try:
-                return self._opened(place.cache, place.lineage)
-            except PrefeedError as err:
-                self._say_once("its samples are not cached: %s", err)
-        return place
-
-    def _adopt(self, changes: Changes, lineage: Lineage | None = None) -> None:
-        """Samples are made in another way from now on."""
-        before = self._place
-        try:
-            self._is_watched = _is_watched(self.dataset)
-            lineage = self._here.lineage() if lineage is None else lineage
-            is_same = lineage.fingerprint == before.lineage.fingerprint
-            self._place = self._opened(before.cache if is_same else before.cache.again(), lineage)
+            self._stage.look()
+            if self._stage.fingerprint != before:
+                self._cache = self._cache.again()
+                self._store = self._opened(self._cache)
+            elif store is None and self._cache.may_be_tried_again:
+                self._store = self._opened(self._cache)
         except PrefeedError as err:
-            self._place = replace(before, store=None)
-            self._say_once("the dataset has changed, its samples are not cached any more: %s", err)
-        self._start(changes)
+            self._store, self._stage.fingerprint = None, b""  # so that the next look tries again
+            if str(err) != self._said:
+                self._said = str(err)
+                _log.warning("prefeed: the dataset has changed, its samples are not cached any more: %s", str(err))
+        if self._stage.fingerprint != before:
+            self._start()
 
-    def _say_once(self, text: str, err: PrefeedError) -> None:
-        if str(err) != self._here.said:
-            self._here.said = str(err)
-            _log.warning(f"prefeed: {text}", str(err))
+    def _opened(self, cache: DatasetCache) -> CacheStore | None:
+        number = int.from_bytes(self._stage.fingerprint[:4], "little") ^ self._allow_pickle
+        return cache.use_for(number, describe(self.dataset))
 
-    def _opened(self, cache: DatasetCache, lineage: Lineage) -> _Place:
-        number = int.from_bytes(lineage.fingerprint[:4], "little") ^ self._allow_pickle
-        return _Place(lineage, cache, cache.use_for(number, describe(self.dataset)))
+    def _computed(self, indices: Sequence[Any], making: Making) -> list[Any]:
+        """Return samples that are not kept."""
+        return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
 
     # ------------------------------------------------------------ audits
 
     def _audit_now(self, asked: Audit) -> None:
         """Audit a sample that has waited for a moment in which this process has nothing to do."""
-        if self._now().store is asked.store and self._auditor.take_credit():
+        if self._store is asked.store and self._auditor.take_credit():
             self._is_right(asked)
 
     @contextmanager
     def _looking_around(self, asked: Audit) -> Iterator[bool]:
-        """Inside it a sample is audited; gives False if the dataset has changed, and it must not be.
-
-        What the audit fills is found by looking before and after. Before it, since what the user has changed inside a list
-        or a dict, and no look has seen yet, would be laid to the audit.
-        """
-        if self._changes.is_making:  # in another thread: what that fills could be taken for a change
+        """Audit a sample inside; gives False if the stage has changed, and it must not be audited."""
+        self._look()
+        if self._store is not asked.store:
             yield False
             return
-        self._become(self._lineage_now())
-        is_unchanged = self._place.store is asked.store
-        try:
-            yield is_unchanged
-        finally:
-            if is_unchanged:
-                self._here.leave_out_what_was_filled(self._place.lineage)
+        with self._stage.computing():
+            yield True
 
     def _is_right(self, asked: Audit) -> bool:
         """Make a sample again, if it is time; False: the cache is not used any more, since samples differ each time."""
         failed = self._auditor.audit(
             asked, self._finder, self._maker,
-            looking=self._looking_around(asked), looking_seconds=2 * self._here.cost_seconds,
+            looking=self._looking_around(asked), looking_seconds=2 * self._stage.cost_seconds,
         )  # fmt: skip
         if failed is None:
             return True
@@ -369,7 +303,7 @@ class CachedDataset(MapStyle[Any]):
             "its samples are recomputed" if is_used else "this process stops using it",
         )  # fmt: skip
         if not is_used:
-            self._place = replace(self._place, store=None)
+            self._store = None
         return is_used
 
     # ------------------------------------------------------------ making
@@ -387,7 +321,7 @@ class CachedDataset(MapStyle[Any]):
             return False
         try:
             if store.holds(key):  # another process has made it meanwhile
-                batch.found[at] = self._finder.found(store, (batch.versions[at],), (key,))[0]
+                batch.found[at] = self._finder.found(store, (key,))[0]
             if batch.found[at] is ABSENT:
                 self._make_one(batch, at)
         finally:
@@ -405,41 +339,16 @@ class CachedDataset(MapStyle[Any]):
 
     def _make_one(self, batch: _Batch, at: int) -> None:
         batch.found[at] = self._maker.made_and_kept(
-            batch.store, batch.versions[at], batch.indices[at], batch.keys[at], partial(batch.making, at)
+            batch.store, batch.indices[at], batch.keys[at], partial(batch.making, at)
         )
         batch.made.append(at)
 
-    def _one_by_one(self, place: _Place, indices: Sequence[Any], making: Making) -> list[Any]:
-        """Return samples when some have an index that cannot be told from others: these are made each time."""
-        samples = []
-        for at, index in enumerate(indices):
-            try:
-                place.lineage.identity(index)
-                place.lineage.version(index)
-            except CannotFingerprintError:
-                samples.append(self._maker.made(index, partial(making, at)))
-            else:
-                samples += self.samples((index,), making=partial(_at_another, making, at))
-        return samples
+
+_OF_PROCESS: Final = frozenset({"_finder", "_maker", "_auditor"})
 
 
-_OF_PROCESS: Final = frozenset({"_changes", "_finder", "_maker", "_auditor", "_here"})
-
-
-def _is_watched(dataset: Any) -> bool:
-    """Return whether generators are watched while samples of a dataset are made.
-
-    Raises:
-        RandomStageError: It draws.
-    """
-    chance = look_for_chance(dataset)
-    if chance.drawing is not None:
-        raise RandomStageError(refusal(chance.drawing))
-    return not chance.is_vouched
-
-
-def _at_another(making: Making, position: int, _at: int) -> AbstractContextManager[None]:
-    return making(position)
+def _at(making: Making, position: int) -> Making:
+    return lambda _at: making(position)
 
 
 def _no_scope(_at: int) -> AbstractContextManager[None]:
@@ -530,16 +439,20 @@ class MappedDataset(MapStyle[Any]):
     def _batch(self, indices: Sequence[Any]) -> list[Any]:
         return [self.fn(sample) for sample in self.dataset.__getitems__(indices)]
 
-    @property
-    def prefeed_lineage(self) -> Lineage:
-        """Where its samples come from; looks at the code and the parameters of the function."""
-        stage = fingerprint(self.fn) if self._version is None else fingerprint((self._version, AsFarAsTold(self.fn)))
-        return derived(lineage_of(self.dataset), stage)
+    def prefeed_stage(self) -> Any:
+        """Return what samples are computed with; see ``stage_of``."""
+        return stage_of(self.dataset), self._step()
+
+    def prefeed_sample(self, index: Any) -> Any:
+        """Return what identifies a sample; see ``sample_of``."""
+        return sample_of(self.dataset, index)
 
     def prefeed_state(self) -> Any:
-        """Return what tells it from others, by name."""
-        fn = self.fn if self._version is None else (self._version, AsFarAsTold(self.fn))
-        return {"dataset": self.dataset, "fn": fn}
+        """Return what a dataset around this one depends on."""
+        return {"dataset": self.dataset, "fn": self._step()}
+
+    def _step(self) -> Any:
+        return self.fn if self._version is None else (self._version, describe(self.fn))
 
 
 def _is_cached(dataset: Any) -> bool:

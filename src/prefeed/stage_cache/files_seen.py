@@ -21,8 +21,8 @@ from prefeed.sources.file_versions import version_of
 from prefeed.sources.manifest import entry_key
 from prefeed.sources.posix import stat_paths
 from prefeed.sources.steadiness import is_open_for_writing, is_young
-from prefeed.stage_cache.identity.installed import is_below_packages
-from prefeed.stage_cache.library_state import threads_now
+from prefeed.stage_cache.distributions import is_below_packages
+from prefeed.stage_cache.randomness import threads_now
 from prefeed.system.machine import is_on_own_disk
 from prefeed.types import ENTRY_KEY_BYTES
 
@@ -40,14 +40,12 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
     """What an entry was made of.
 
     Attributes:
-        version: Version of the sample, as its dataset knows it; empty when only the files tell.
         paths: Files that were opened to make it, absolute, as the system has them.
         keys: Their entry keys then, one after the other; ``ABSENT`` for a file that was not there.
         micros: How long it took to make it, in microseconds.
         threads: With how many threads torch computed; 0: it was not imported.
     """
 
-    version: bytes = b""
     paths: list[bytes] = []
     keys: bytes = b""
     micros: int = 0
@@ -250,12 +248,12 @@ class FilesSeen:
         """Return the version of a file that was opened."""
         return self._seen[path]
 
-    def note(self, version: bytes, seconds: float = 0.0) -> Note:
+    def note(self, seconds: float = 0.0) -> Note:
         """Return what was seen, for a sample that took so long."""
         paths = sorted(self._seen)
         keys = b"".join(self._seen[path] for path in paths)
         assert len(keys) == len(paths) * ENTRY_KEY_BYTES
-        return Note(version, [os.fsencode(path) for path in paths], keys, int(seconds * 1e6), threads_now())
+        return Note([os.fsencode(path) for path in paths], keys, int(seconds * 1e6), threads_now())
 
     def have_changed(self, later: FilesSeen) -> bool:
         """Return whether a file that was opened both times was another one, or of another version, the second time."""

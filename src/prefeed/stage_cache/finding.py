@@ -1,4 +1,4 @@
-"""Samples that are in a cache and still true: of each entry's note, the version and the files are compared with the present."""
+"""Samples that are in a cache and still true: the files of each entry's note are compared with the present."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class Finder:
     def found(
         self,
         store: CacheStore,
-        versions: Sequence[bytes],
         keys: Sequence[bytes],
         borrow: ExitStack | None = None,
     ) -> list[Any]:
@@ -48,7 +47,6 @@ class Finder:
 
         Args:
             store: The cache.
-            versions: Of the samples, as their dataset knows them.
             keys: Their identities.
             borrow: Samples that are all found are views, valid until this is closed. None: they own what they hold.
         """
@@ -56,7 +54,7 @@ class Finder:
             views = stack.enter_context(store.reading()).get_views(keys)
             entries = [None if view is None else _opened(view) for view in views]
             notes = [None if entry is None else entry.note for entry in entries]
-            true = self._true(versions, notes)
+            true = self._true(notes)
             copy = borrow is None or not all(true)
             samples = [
                 self._decoded(entry, copy=copy) if is_true and entry is not None else ABSENT
@@ -74,16 +72,16 @@ class Finder:
             entry = None if view is None else _opened(view)
             return None if entry is None else entry.note
 
-    def entry(self, store: CacheStore, version: bytes, key: bytes) -> tuple[bytes, Note] | None:
+    def entry(self, store: CacheStore, key: bytes) -> tuple[bytes, Note] | None:
         """Return the entry of one sample and its note if it is true; None if it is not."""
         data = store.get(key)
         entry = None if data is None else _opened(memoryview(data))
-        if data is None or entry is None or not self._true((version,), (entry.note,))[0]:
+        if data is None or entry is None or not self._true((entry.note,))[0]:
             return None
         return data, entry.note
 
-    def _true(self, versions: Sequence[bytes], notes: Sequence[Note | None]) -> list[bool]:
-        """Return for each note whether it fits the sample's version, and the files as they are now."""
+    def _true(self, notes: Sequence[Note | None]) -> list[bool]:
+        """Return for each note whether its files are still the same."""
         wanted = {path for note in notes if note is not None for path in note.paths}
         now = {path: self._trusted[path] for path in wanted if path in self._trusted}
         asked = keys_now([path for path in wanted if path not in now])
@@ -91,10 +89,8 @@ class Finder:
             self._trusted.update(asked)
         now |= asked
         return [
-            note is not None
-            and note.version == version
-            and (not note.paths or all(now[path] == key for path, key in note.files()))
-            for version, note in zip(versions, notes, strict=True)
+            note is not None and (not note.paths or all(now[path] == key for path, key in note.files()))
+            for note in notes
         ]
 
     def _decoded(self, entry: _Entry, *, copy: bool) -> Any:

@@ -16,14 +16,12 @@ from prefeed.client.once import reading_once
 from prefeed.errors import CannotEncodeError, EntryFormatError, RandomStageError
 from prefeed.interception import current_reader, reads_from, watch_opens
 from prefeed.interception.asking import Answer
+from prefeed.shown import describe
 from prefeed.stage_cache.cache_store import CacheName, CacheStore
-from prefeed.stage_cache.changes import Changes
 from prefeed.stage_cache.codec import Encoder, decode
 from prefeed.stage_cache.files_seen import FilesSeen, Note, encode_note, standing, way_here
-from prefeed.stage_cache.fingerprint import describe
 from prefeed.stage_cache.layout import Header, unpack_header
-from prefeed.stage_cache.library_state import computing_with
-from prefeed.stage_cache.randomness import Watch, left_alone
+from prefeed.stage_cache.randomness import Watch, computing_with, left_alone
 from prefeed.types import Buffer
 
 _SHOWN: Final = 40
@@ -136,6 +134,9 @@ _log = logging.getLogger("prefeed")
 _FIRST_SAMPLES: Final = 16
 """What is wrong with a stage is an error while one of its first samples is made; later its samples are no longer kept."""
 
+_WATCHED_EVERY: Final = 32
+"""Global generators are compared around the first samples, and around each of this number of later ones: it takes 90 µs."""
+
 _TWICE: Final = 4
 """This number of the first samples that a process makes of a stage are made twice and compared..."""
 
@@ -168,24 +169,21 @@ class Maker:
     **Threads and processes.** Any thread, if the dataset allows it; works on after a fork.
     """
 
-    def __init__(self, dataset: Any, changes: Changes, *, is_watched: bool, allow_pickle: bool) -> None:
+    def __init__(self, dataset: Any, *, is_watched: bool, allow_pickle: bool) -> None:
         """Note how to make them.
 
         Args:
             dataset: What makes them.
-            changes: Of the dataset.
             is_watched: The global generators are watched while a sample is made, and a stage whose samples differ when they
                 are made again is refused. False: the user has said that chance does not matter.
             allow_pickle: Pickle values without an encoding of their own.
         """
         self._dataset = dataset
-        self._changes = changes
         self._is_watched = is_watched
         self._allow_pickle = allow_pickle
         self._encoders = _Encoders()
         self._num_made = 0
         self._num_unsure = 0
-        self._num_twice = 0
         self._longest_seconds = 0.0
         self._draws = False
         self._is_same_again = True
@@ -203,11 +201,6 @@ class Maker:
         return self._draws
 
     @property
-    def num_twice(self) -> int:
-        """How many samples were made a second time here."""
-        return self._num_twice
-
-    @property
     def longest_seconds(self) -> float:
         """The longest that making a sample took here."""
         return self._longest_seconds
@@ -220,13 +213,12 @@ class Maker:
         return attempt.sample
 
     def made_and_kept(
-        self, store: CacheStore, version: bytes, index: Any, key: bytes, scope: Callable[[], Scope]
+        self, store: CacheStore, index: Any, key: bytes, scope: Callable[[], Scope]
     ) -> Any:  # fmt: skip
         """Return a sample, which is kept if that is possible.
 
         Args:
             store: Where it is kept.
-            version: Of the sample, as its dataset knows it.
             index: Which it is.
             key: Its identity.
             scope: Opens what it is made in, and made once more if that is needed.
@@ -243,14 +235,14 @@ class Maker:
                 attempt = self._attempt(index, scope())
                 if attempt.drew is not None:
                     self._drew(attempt.drew)
-            if self._is_made_twice(store, attempt.files):
+            if self.computes_twice(store) or (not self._draws and standing.is_new(attempt.files)):
                 self._make_again(store, index, attempt)
             else:
                 standing.taken(attempt.files)
         standing.tie(attempt.files)
         may_keep = attempt.drew is None and attempt.files.is_complete and not self._draws and store.takes_more
         self._was_kept = may_keep and self._try_keep(
-            store, key, attempt.sample, encode_note(attempt.files.note(version, attempt.seconds))
+            store, key, attempt.sample, encode_note(attempt.files.note(attempt.seconds))
         )
         self._num_made += 1
         return attempt.sample
@@ -303,17 +295,18 @@ class Maker:
     def _attempt(self, index: Any, scope: Scope, again: Mapping[str, Answer] | None = None) -> Attempt:
         files = FilesSeen(current_reader(), _way, again)
         began = time.perf_counter()
-        with scope, self._changes.making(), reads_from(files), Watch() as watch:
+        watch = Watch()
+        is_watched = self._is_watched and (self._num_made < _FIRST_SAMPLES or self._num_made % _WATCHED_EVERY == 0)
+        with scope, reads_from(files), watch if is_watched else nullcontext():
             sample = self._dataset[index]
         seconds = time.perf_counter() - began
         self._longest_seconds = max(self._longest_seconds, seconds)
-        return Attempt(sample, files, watch.drew if self._is_watched else None, seconds)
+        return Attempt(sample, files, watch.drew, seconds)
 
-    def _is_made_twice(self, store: CacheStore, files: FilesSeen) -> bool:
-        if self._draws:
-            return False
+    def computes_twice(self, store: CacheStore) -> bool:
+        """Return whether the next sample is one of the first here, which are made twice and compared."""
         num, seconds = _made_twice.get(store.name, (0, 0.0))
-        return num < (_TWICE if seconds < _LONG_SECONDS else _LEAST_TWICE) or standing.is_new(files)
+        return not self._draws and num < (_TWICE if seconds < _LONG_SECONDS else _LEAST_TWICE)
 
     def _make_again(self, store: CacheStore, index: Any, first: Attempt) -> None:
         """Make a sample once more, of the bytes that the reader in charge gave.
@@ -337,7 +330,6 @@ class Maker:
                     None,
                     False,
                 )  # it was made of other bytes: it is not known which these were
-        self._num_twice += 1
         num, seconds = _made_twice.get(store.name, (0, 0.0))
         _made_twice[store.name] = (num + 1, seconds + time.perf_counter() - began)
         if found is not None:

@@ -57,7 +57,7 @@ def test_a_dataset_is_looked_at_around_each_audit_and_that_is_counted(is_unchang
     run.end()
     auditor = Auditor(run, clock=lambda: now[0], chance=lambda: 1.0)
     kept = (b"kept", Note(micros=1000))
-    asked: Any = Audit(SimpleNamespace(count_audit=lambda failed: None), 0, b"", b"", nullcontext)
+    asked: Any = Audit(SimpleNamespace(count_audit=lambda failed: None), 0, b"", nullcontext)
     finder: Any = SimpleNamespace(note=lambda *_: kept[1], entry=lambda *_: kept)
 
     def made(*_: Any) -> bytes:

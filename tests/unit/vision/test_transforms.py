@@ -278,8 +278,8 @@ def test_a_cached_stage_takes_the_whole_and_refuses_the_random(folder: Path) -> 
     assert all(torch.equal(cached[i][0], dataset[i][0]) for i in (0, 1, 0, 1))
     cached.close()
     dataset.transform = ResizeCropNormalize(train=True)
-    with pytest.raises(RandomStageError, match="RandomResizedCrop"):
-        prefeed.CachedDataset(dataset)
+    with pytest.raises(RandomStageError, match="ResizeCropNormalize"):
+        prefeed.CachedDataset(dataset)[0]
 
 
 def shape_in_child(transform: ResizeCropNormalize, data: bytes) -> tuple[int, ...]:

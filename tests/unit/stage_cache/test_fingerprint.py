@@ -1,0 +1,276 @@
+"""A fingerprint is the same for equal stages in every process, and another one for whatever else they compute."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset
+from torchvision import transforms
+
+from prefeed.errors import CannotFingerprintError
+from prefeed.stage_cache.dataset import MappedDataset
+from prefeed.stage_cache.fingerprint import _Pickler, fingerprint
+from prefeed.stage_cache.stage import Stage
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Point(NamedTuple):
+    x: int
+
+
+@dataclass
+class Scale:
+    by: Any
+
+    def __call__(self, value: Any) -> Any:
+        return value * self.by
+
+
+class Slotted:
+    __slots__ = ("by",)
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+
+def times(factor: Any) -> Callable[[Any], Any]:
+    return lambda value: value * factor
+
+
+def plus(value: int, offset: int = 1, *, scale: int = 1) -> int:
+    return value + offset * scale
+
+
+def plus_two(value: int, offset: int = 2, *, scale: int = 1) -> int:
+    return value + offset * scale
+
+
+def even(number: int) -> bool:
+    return number == 0 or odd(number - 1)
+
+
+def odd(number: int) -> bool:
+    return number != 0 and even(number - 1)
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "true": lambda: True,
+    "one": lambda: 1,
+    "float": lambda: 1.0,
+    "minus zero": lambda: -0.0,
+    "text": lambda: "text",
+    "bytes": lambda: b"text",
+    "bytearray": lambda: bytearray(b"text"),
+    "complex": lambda: 1j,
+    "list": lambda: [1, "a"],
+    "tuple": lambda: (1, "a"),
+    "dict": lambda: {"a": 1, "b": 2},
+    "dict in another order": lambda: {"b": 2, "a": 1},
+    "ordered": lambda: OrderedDict(a=1, b=2),
+    "set": lambda: {f"{index}" for index in range(40)},
+    "frozenset": lambda: frozenset(f"{index}" for index in range(40)),
+    "path": lambda: Path("a"),
+    "paths": lambda: [Path(f"{index}") for index in range(100)],
+    "other paths": lambda: [Path(f"{index}") for index in range(1, 101)],
+    "long": lambda: [(f"{index}", index) for index in range(100)],
+    "longer": lambda: [(f"{index}", index) for index in range(101)],
+    "long of objects": lambda: [Scale(index) for index in range(100)],
+    "nested": lambda: [[{"a": [index]}] for index in range(100)],
+    "slice": lambda: slice(1, None),
+    "range": lambda: range(3),
+    "enum": lambda: Colour.RED,
+    "another member": lambda: Colour.BLUE,
+    "named tuple": lambda: Point(1),
+    "dataclass": lambda: Scale(2),
+    "dataclass of another value": lambda: Scale(3),
+    "slots": lambda: Slotted(1),
+    "other slots": lambda: Slotted(2),
+    "array": lambda: np.arange(6),
+    "shaped": lambda: np.arange(6).reshape(2, 3),
+    "array of another dtype": lambda: np.arange(6, dtype=np.int32),
+    "array of objects": lambda: np.array([1, "a"], object),
+    "masked": lambda: np.ma.masked_array([1, 2], [0, 1]),
+    "strided": lambda: np.arange(12)[::2],
+    "numpy's number": lambda: np.float32(1),
+    "dtype": lambda: np.dtype("f4"),
+    "tensor": lambda: torch.arange(6),
+    "tensor of another dtype": lambda: torch.arange(6, dtype=torch.bfloat16),
+    "parameter": lambda: torch.nn.Parameter(torch.zeros(3)),
+    "torch's dtype": lambda: torch.float32,
+    "module": lambda: torch.nn.Conv2d(1, 2, 3).requires_grad_(False).apply(zeroed),
+    "transform": lambda: transforms.Resize(3),
+    "another transform": lambda: transforms.Resize(4),
+    "compose": lambda: transforms.Compose([transforms.Resize(3), times(2)]),
+    "composed in another order": lambda: transforms.Compose([times(2), transforms.Resize(3)]),
+    "closure": lambda: times(2),
+    "another closure": lambda: times(3),
+    "defaults": lambda: plus,
+    "other defaults": lambda: plus_two,
+    "recursive": lambda: even,
+    "partial": lambda: functools.partial(plus, 1),
+    "partial of another": lambda: functools.partial(plus, 2),
+    "method": lambda: Scale(2).__call__,
+    "cached": lambda: functools.lru_cache(plus),
+    "builtin": lambda: len,
+    "another builtin": lambda: abs,
+    "ufunc": lambda: np.add,
+    "function of torch": lambda: torch.sin,
+    "function of a library": lambda: np.linalg.norm,
+    "class": lambda: Scale,
+    "class of a library": lambda: transforms.Resize,
+}
+
+
+def zeroed(module: Any) -> None:
+    torch.nn.init.zeros_(module.weight)
+    torch.nn.init.zeros_(module.bias)
+
+
+def found() -> dict[str, str]:
+    return {name: fingerprint(make()).hex() for name, make in VALUES.items()}
+
+
+def test_each_value_has_a_fingerprint_of_its_own() -> None:
+    here = found()
+    assert here == found()
+    names: dict[str, list[str]] = {}
+    for name, digest in here.items():
+        names.setdefault(digest, []).append(name)
+    assert [same for same in names.values() if len(same) > 1] == []
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_other_processes_agree() -> None:
+    code = "import importlib, json, sys; sys.path[:0] = sys.argv[2:]; print(json.dumps(importlib.import_module(sys.argv[1]).found()))"
+    command = [sys.executable, "-c", code, __name__, str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
+        for seed in ("1", "2")
+    ]
+    here = found()
+    for process in processes:
+        assert json.loads(process.communicate()[0]) == here
+
+
+def test_texts_that_are_one_object_or_two_are_equal() -> None:
+    text = "a-text"
+    other = text[:3] + text[3:]
+    assert text is not other
+    assert fingerprint([text, text]) == fingerprint([text, other])
+    scale = Scale(2)
+    assert fingerprint([scale, scale]) == fingerprint([scale, Scale(2)])
+
+
+def test_where_code_stands_and_in_which_order_attributes_were_set_does_not_count() -> None:
+    def compiled(source: str) -> Any:
+        names: dict[str, Any] = {"__name__": "somewhere"}
+        exec(compile(source, "<test>", "exec"), names)
+        return names["f"]
+
+    one, moved, other = (
+        compiled(source) for source in ("def f(): return 1", "\n\n\ndef f(): return 1", "def f(): return 2")
+    )
+    assert fingerprint(one) == fingerprint(moved) != fingerprint(other)
+    first, second = Scale(1), Scale(1)
+    first.a, first.b = 1, 2  # type: ignore[attr-defined]
+    second.b, second.a = 2, 1  # type: ignore[attr-defined]
+    assert fingerprint(first) == fingerprint(second)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (threading.Lock, r"Scale\.by is a _thread\.lock, which cannot be identified .*version="),
+        (Path(__file__).open, r"Scale\.by is a _io\.TextIOWrapper"),
+        (lambda: (number for number in range(3)), r"Scale\.by is a generator"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named(make: Any, match: str) -> None:
+    value = make()
+    try:
+        with pytest.raises(CannotFingerprintError, match=match):
+            fingerprint(Scale(value))
+    finally:
+        getattr(value, "close", int)()
+
+
+def test_a_list_that_holds_itself_is_named() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(CannotFingerprintError, match=r"Scale\.by"):
+        fingerprint(Scale(loop))
+
+
+@pytest.mark.parametrize("item", [str, lambda index: (index, 1), Path], ids=["texts", "pairs", "paths"])
+def test_no_code_runs_for_each_of_a_hundred_thousand_paths(item: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[type]()
+    ask = _Pickler.persistent_id
+    monkeypatch.setattr(_Pickler, "persistent_id", lambda self, value: calls.append(type(value)) or ask(self, value))
+    fingerprint(Scale([item(str(index)) for index in range(100_000)]))
+    assert len(calls) < 1000
+
+
+# ---------------------------------------------------------------- samples
+
+
+class Rows:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def key(dataset: Any, index: Any) -> bytes:
+    return Stage(dataset, None).key(index)
+
+
+def test_subsets_share_the_samples_of_what_they_choose_from() -> None:
+    rows = Rows(6)
+    chosen = Subset(Subset(rows, [5, 3, 1]), [2, 0])
+    assert [key(chosen, 0), key(chosen, 1), key(chosen, -1)] == [key(rows, 1), key(rows, 5), key(rows, -1)]
+    mapped = [key(MappedDataset(dataset, fn), 0) for dataset in (Subset(rows, [4]), rows) for fn in (abs, float)]
+    assert len({*mapped, key(rows, 0), key(rows, 4)}) == 6
+    assert mapped[0] == key(MappedDataset(rows, abs), 4)
+
+
+def test_a_dataset_around_a_subset_depends_on_the_choice() -> None:
+    around = [Scale(Subset(Rows(6), chosen)) for chosen in ([1], [2])]
+    assert fingerprint(around[0]) != fingerprint(around[1])
+
+
+class Squared(MappedDataset):
+    def __init__(self, dataset: Any, fn: Any, power: int) -> None:
+        super().__init__(dataset, fn)
+        self.power = power
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index) ** self.power
+
+
+def test_a_class_derived_from_one_of_prefeed_is_another() -> None:
+    rows = Rows(3)
+    datasets = [MappedDataset(rows, abs), Squared(rows, abs, 2), Squared(rows, abs, 3), Squared(rows, float, 3)]
+    assert len({key(dataset, 0) for dataset in datasets}) == len(datasets)
