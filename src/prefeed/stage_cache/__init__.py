@@ -5,13 +5,10 @@
 ``finding``        finds samples in a cache, and checks that they are current
 ``making``         computes samples, compares them, and writes them into a cache
 ``auditing``       when found samples are recomputed and compared
-``changes``        whether a dataset changed since its fingerprint was taken
-``slots``          the parts of a stage, each with a digest
-``lineage``        which entry belongs to a sample
-``fingerprint``    a step as one number
-``identity``       the parts of functions and objects, for the fingerprint
-``library_state``  settings of libraries that change samples
-``randomness``     which steps draw random numbers, and the global generators
+``stage``          the stage as it is now, and the key of each sample
+``fingerprint``    a hash of everything that samples are computed with
+``distributions``  versions of installed modules
+``randomness``     the global generators, and marks of steps that chance does not change
 ``files_seen``     the files that a sample opens, and that later samples depend on
 ``codec``          samples to bytes and back, without pickle
 ``encoding``       takes samples apart

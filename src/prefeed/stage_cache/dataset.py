@@ -58,28 +58,24 @@ class _Batch:
 
 
 class CachedDataset(MapStyle[Any]):
-    """What ``dataset[i]`` returns, made once and kept, for every process of this node.
+    """Dataset whose samples are computed once and kept, for every process of this node.
 
-    An entry is found by what it was made of: the code and the parameters of every step below, and the files that were
-    opened, each in the version that it has now. A change of any of these makes it again. All of it is looked at when a
-    process begins and with each pass over the samples; attributes of the dataset, of those below and of their steps that
-    are set again are noticed with the next batch, and so are globals and variables around functions that steps mention.
-    The first samples that a process makes are made twice, and of those that are found a few are made again: what differs is
-    not kept. See SEMANTICS.
+    An entry is found by the fingerprint of the dataset and by its sample. It is returned if the files that were opened for it have not
+    changed. The fingerprint is a hash of the pickled dataset, with the user's functions and classes by value; it is taken in each
+    process and with each epoch. The first samples of a process are computed twice, and a few of those that are found are
+    computed again: what differs is not kept. See SEMANTICS.
 
     Args:
         dataset: Map-style; its samples must not be drawn at random.
         cache: Where entries are kept; None: in the node's default session.
-        version: Stands for the code of ``dataset``, and for unknown parts of its content; change it whenever these
-            change, and let it name the data: ``"cifar10-train v2"``. What can be told of the content counts as well.
-            None: all of it is looked at.
+        version: Identifies the dataset instead of its fingerprint. Change it with the code and the data, and let it name both:
+            ``"cifar10-train v2"``. None: the fingerprint.
         codec: ``"pickle"``: values without an encoding of their own are pickled, and users who may write the cache may run
             code in those who read it.
         config: Settings; defaults to those in force in the process. Not with a cache, which has its own.
 
     Raises:
-        RandomStageError: A step draws random numbers.
-        CannotFingerprintError: It cannot be told whether it is the same the next time; pass ``version``.
+        CannotFingerprintError: The dataset contains what cannot be pickled; pass ``version``.
         SessionNotFoundError: The cache names a session that is not there.
 
     **Threads and processes.** Any thread, if the dataset below allows it; may be forked and pickled.
@@ -150,6 +146,7 @@ class CachedDataset(MapStyle[Any]):
                 closed. None: samples own what they hold.
 
         Raises:
+            RandomStageError: One of the first samples was drawn at random.
             Exception: Whatever ``dataset[i]`` raises.
         """
         if not isinstance(indices, Sequence):  # a set, a generator: whatever torch takes for a batch
@@ -193,7 +190,7 @@ class CachedDataset(MapStyle[Any]):
         return batch.found
 
     def begin_pass(self) -> None:
-        """A pass over the samples begins, in this process or in workers: look at everything again."""
+        """Take the fingerprint again, because an epoch begins in this process or in workers."""
         self._num_passes += 1
         if self._num_passes > 1:
             self._run.end()
@@ -378,13 +375,12 @@ def mapped(
         dataset: Map-style.
         fn: Given a sample, returns a sample. With a cache it must not draw random numbers.
         cache: Keeps what ``fn`` returns; None: it is called each time.
-        version: Stands for the code of ``fn``: then only its name and what it was made with count; change it
-            whenever the code changes, and let it name the work: ``"resize-64 v2"``. None: the code is looked at.
+        version: Identifies ``fn`` instead of its code and parameters. Change it with them, and let it name the work:
+            ``"resize-64 v2"``. None: they count.
         codec: ``"pickle"``: values without an encoding of their own are pickled.
 
     Raises:
-        RandomStageError: A cached step draws random numbers.
-        CannotFingerprintError: It cannot be told whether ``fn`` is the same the next time; pass ``version``.
+        CannotFingerprintError: ``fn`` contains what cannot be pickled; pass ``version``.
     """
     without = MappedDataset(dataset, fn, version=version)
     return without if cache is None else CachedDataset(without, cache, codec=codec)
