@@ -7,6 +7,7 @@
 ``auditing``       when found samples are recomputed and compared
 ``stage``          the stage as it is now, and the key of each sample
 ``fingerprint``    a hash of everything that samples are computed with
+``contents``       the contents of functions, classes, arrays and instances, for the fingerprint
 ``distributions``  versions of installed modules
 ``randomness``     the global generators, and marks of steps that chance does not change
 ``files_seen``     the files that a sample opens, and that later samples depend on

@@ -43,17 +43,22 @@ def version_of(module_name: str) -> str | None:
 
 
 def file_of(module_name: str) -> str | None:
-    """Return the file of a module, or its directory; the module is not imported for it, a package above it may be."""
+    """Return the file of a module, or its directory. No module is imported."""
     module = sys.modules.get(module_name)
     if module is not None:
         return getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    top, *rest = module_name.split(".")
     try:
-        spec = importlib.util.find_spec(module_name)
+        spec = importlib.util.find_spec(top)
     except Exception:  # noqa: BLE001 - any error of a finder or of a broken package
         return None
     if spec is None:
         return None
-    return spec.origin if spec.has_location else next(iter(spec.submodule_search_locations or ()), None)
+    folders = spec.submodule_search_locations or ()
+    if not rest:
+        return spec.origin if spec.has_location else next(iter(folders), None)
+    paths = [os.path.join(folder, *rest) for folder in folders]
+    return next((f for path in paths for f in (f"{path}.py", f"{path}/__init__.py") if os.path.isfile(f)), None)
 
 
 @functools.cache

@@ -7,27 +7,19 @@ equal bytes, and all else is replaced by a digest. See ADR 57. Start reading at 
 
 from __future__ import annotations
 
-import copyreg
-import dis
-import functools
-import os
 import pickle
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import PurePath
 from typing import Any, Final
 
-import numpy as np
-from xxhash import xxh3_128, xxh3_128_digest
+from xxhash import xxh3_128
 
 from prefeed.errors import CannotFingerprintError
-from prefeed.stage_cache.distributions import digest_of_file, file_of, version_of, version_of_distribution
-
-MARK: Final = "_prefeed_not_random"
-"""Attribute of a value that a user has marked with ``not_random``."""
+from prefeed.stage_cache.contents import MARK, contents_of, name_of
+from prefeed.stage_cache.distributions import version_of, version_of_distribution
 
 Part = tuple[bytes, bool]
 """Digest of a named part, and whether it is of a plain type, whose code names no globals."""
@@ -48,29 +40,6 @@ _MAX_DEPTH: Final = 16
 
 _ALWAYS: Final = ("numpy", "torch", "torchvision", "pillow")
 """Distributions whose versions always count, because others call them: torchvision decodes with Pillow."""
-
-_NAMING: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_PARTS: Final[dict[type, tuple[str, ...]]] = {
-    **dict.fromkeys((staticmethod, classmethod), ("__func__",)),
-    property: ("fget", "fset", "fdel"),
-    functools.cached_property: ("func",),
-    type(functools.lru_cache(len)): ("__wrapped__",),
-    types.MethodType: ("__func__", "__self__"),
-}
-"""Attributes that stand for values which pickle does not take."""
-
-_DESCRIPTORS: Final = (
-    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
-    *(types.MemberDescriptorType, types.GetSetDescriptorType),
-)
-_DERIVED: Final = frozenset(
-    {
-        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__"),
-        *("__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__", "_abc_impl"),
-        *("__abstractmethods__", "__slotnames__", "__parameters__", "__orig_bases__", "__type_params__", MARK),
-    }
-)
-"""Attributes of classes that follow from others, or do not change the work of their instances."""
 
 
 def fingerprint(value: Any, *, name: str | None = None) -> bytes:
@@ -115,21 +84,22 @@ class Walk:
     def fingerprint(self, value: Any, *, name: str | None = None) -> bytes:
         """Return the hash of a value and of the globals that its code names; raises as the function ``fingerprint``."""
         try:
-            content = self._written(value)
+            content = self.written(value)
             named, num_done = [], 0
             while num_done < len(self._globals):  # these name others
                 (_, reached), namespace = list(self._globals.items())[num_done]
-                named.append(self._written((_name_of(namespace), self._named(namespace, (reached,), namespace))))
+                named.append(self.written((name_of(namespace), self.named(namespace, (reached,), namespace))))
                 num_done += 1
-        except (_UnpicklableError, ValueError, RecursionError) as err:
-            found = err if isinstance(err, _UnpicklableError) else _UnpicklableError(value, str(err))
-            raise found.for_user(name or type(value).__qualname__) from err
+        except _UnpicklableError as err:
+            raise err.for_user(name or type(value).__qualname__) from err
+        except (ValueError, RecursionError) as err:  # a list that contains itself
+            raise _UnpicklableError(value, str(err)).for_user(name or type(value).__qualname__) from err
         self._known.clear()
-        return self._written((sys.version_info[:2], [*map(version_of_distribution, _ALWAYS)], content, sorted(named)))
+        return self.written((sys.version_info[:2], [*map(version_of_distribution, _ALWAYS)], content, sorted(named)))
 
     # ------------------------------------------------------------ values
 
-    def _written(self, value: Any) -> bytes:
+    def written(self, value: Any) -> bytes:
         """Return the hash of what pickle writes of a value, with a digest for each part that is not plain."""
         sink = _Sink()
         pickler = _Pickler(sink, protocol=5)
@@ -148,7 +118,7 @@ class Walk:
         self._open[key] = len(self._open)
         try:
             self.is_marked = self.is_marked or MARK in getattr(value, "__dict__", ())
-            found = self._written(self._content(value))
+            found = self.written(contents_of(self, value))
         except _UnpicklableError:
             raise
         except Exception as err:  # whatever the code of a class raises while it is pickled
@@ -158,53 +128,7 @@ class Walk:
         self._known[key] = (value, found)  # held, because an id is another object's once its own is gone
         return found
 
-    def _content(self, value: Any) -> Any:
-        """Return plain values, and parts, that a value consists of."""
-        kind = type(value)
-        if kind is types.FunctionType:
-            return self._function(value)
-        if isinstance(value, type):
-            return self._class(value)
-        if kind is types.CodeType:
-            return _code(value)
-        if kind in (set, frozenset):
-            return kind.__name__, sorted(map(self._written, value))
-        if kind in _PARTS:
-            return kind.__name__, [getattr(value, name) for name in _PARTS[kind]]
-        if kind is types.ModuleType:
-            return "module", value.__name__, version_of(value.__name__)
-        if kind in _DESCRIPTORS:
-            return kind.__name__, value.__objclass__.__qualname__, value.__name__
-        if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
-            owner = value.__self__
-            is_method = not isinstance(owner, types.ModuleType | type | None)
-            module = owner.__name__ if isinstance(owner, types.ModuleType) else _module_of(value)
-            return "builtin", module, version_of(module), value.__qualname__, owner if is_method else None
-        if kind is types.MappingProxyType:
-            return "mappingproxy", dict(value)
-        array = _array(value) if isinstance(value, np.ndarray) else _tensor(value)
-        return array or self._instance(value)
-
-    def _instance(self, value: Any) -> Any:
-        """Return what pickle keeps of an instance, or what a dataset or transform of prefeed declares."""
-        kind = type(value)
-        if hasattr(kind, "prefeed_state"):
-            names = {name for base in kind.__mro__ if version_of(_module_of(base)) for name in _names_set_in(base)}
-            beyond = {name: item for name, item in getattr(value, "__dict__", {}).items() if name not in names}
-            return "declared", kind, value.prefeed_state(), self._named(value, beyond, beyond)
-        reducer = copyreg.dispatch_table.get(kind)
-        reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
-        if isinstance(reduced, str):  # a name in its module
-            module = _module_of(value if isinstance(getattr(value, "__module__", None), str) else kind)
-            return "named", kind, module, version_of(module), reduced
-        make, arguments, state, items, pairs = [*reduced, None, None, None][:5]
-        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        if all(isinstance(part, dict | None) for part in states):
-            held = {str(name): item for part in states for name, item in (part or {}).items()}
-            state = self._named(value, held, held)
-        return "instance", kind, make, arguments, state, list(items or ()), list(pairs or ())
-
-    def _named(self, holder: Any, names: Iterable[str], values: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    def named(self, holder: Any, names: Iterable[str], values: Mapping[str, Any]) -> list[tuple[str, bytes]]:
         """Return digests of parts by name. In which order they were set does not count."""
         self.holders[id(holder)] = holder
         found = []
@@ -220,56 +144,30 @@ class Walk:
         return found
 
     def _part(self, name: str, value: Any, *, is_filled: bool) -> Part:
+        may_skip = self._skips_unpicklable or is_filled
         try:
-            return self._written(value), type(value) in _PLAIN
-        except (_UnpicklableError, ValueError, RecursionError) as err:
-            if self._skips_unpicklable or is_filled:
-                return b"unpicklable", False
-            found = err if isinstance(err, _UnpicklableError) else _UnpicklableError(value, str(err))
-            found.path.insert(0, name)
-            raise found from err
+            return self.written(value), type(value) in _PLAIN
+        except _UnpicklableError as err:
+            if not may_skip:
+                err.path.insert(0, name)
+                raise
+        except (ValueError, RecursionError) as err:  # a list that contains itself
+            if not may_skip:
+                raise _UnpicklableError(value, str(err), [name]) from err
+        return b"unpicklable", False
 
-    # ------------------------------------------------------------ code
-
-    def _function(self, value: types.FunctionType) -> Any:
-        code, module = value.__code__, _name_of(value.__globals__)
-        cells, own, values = _cells(value), vars(value), value.__defaults__ or ()
-        names = code.co_varnames[: code.co_argcount]
-        defaults = dict(zip(reversed(names), reversed(values), strict=False)) | (value.__kwdefaults__ or {})
-        version = version_of(module)
-        if version is not None:
-            is_made_by_another = "<locals>" in code.co_qualname or "<lambda>" in code.co_qualname
-            made_with = self._named(value, cells | defaults, cells | defaults) if is_made_by_another else None
-            return "installed", module, code.co_qualname, version, made_with
-        loaded, imported, attributes = _names_of(code)
-        self._reach(value.__globals__, loaded, attributes)
-        files = [(name, version_of(name) or digest_of_file(file_of(name) or "")) for name in _absolute(value, imported)]
-        parts = cells | defaults | {name: item for name, item in own.items() if name != "__wrapped__"}
-        return "function", code, list(defaults), self._named(value, parts, parts), files
-
-    def _class(self, value: type) -> Any:
-        version = version_of(_module_of(value))
-        if version is not None and "<locals>" not in value.__qualname__:
-            patched = {
-                f"{base.__qualname__}.{name}": item
-                for base in value.__mro__
-                for name, item in list(vars(base).items())
-                if type(item) is types.FunctionType and version_of(_name_of(item.__globals__)) is None
-            }
-            own = patched if not any(version_of(_module_of(base)) is None for base in value.__mro__) else {}
-            return "installed", _module_of(value), value.__qualname__, version, own
-        own = {name: item for name, item in vars(value).items() if not _is_derived(name)}
-        return "class", value.__qualname__, type(value), value.__bases__, self._named(value, own, own)
-
-    def _reach(self, namespace: dict[str, Any], names: Iterable[str], attributes: frozenset[str]) -> None:
+    def reach(self, namespace: dict[str, Any], names: Iterable[str], attributes: frozenset[str]) -> None:
         """Note globals that code names. Of a module that code names, count the attributes that the code names."""
         for name in names:
             value = namespace.get(name)
             if isinstance(value, types.ModuleType):
                 if (id(value), attributes) not in self._modules:
                     self._modules.add((id(value), attributes))
-                    self._reach(vars(value), attributes & vars(value).keys(), attributes)
-            elif name in namespace and (version_of(_name_of(namespace)) is None or _is_code(value)):
+                    self.reach(vars(value), attributes & vars(value).keys(), attributes)
+            elif name in namespace and (
+                version_of(name_of(namespace)) is None
+                or isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
+            ):
                 self._globals[id(namespace), name] = namespace
 
 
@@ -333,88 +231,3 @@ def _digest_of_long(value: Any) -> Any:
         dicts = [item for item in containers if type(item) is dict]
         level = [*chain.from_iterable(containers), *chain.from_iterable(map(dict.values, dicts))]
     return None
-
-
-def _array(value: np.ndarray[Any, Any]) -> Any:
-    shown = type(value), value.shape, repr(value.dtype) if value.dtype.names else value.dtype.str
-    if isinstance(value, np.memmap) and value.mode == "r" and value.filename is not None:
-        if value.base is getattr(value, "_mmap", None):  # a whole file, as large as the data perhaps
-            status = os.stat(value.filename)
-            return "memmap", shown, os.fspath(value.filename), value.offset, status.st_size, status.st_mtime_ns
-    plain = np.asarray(value)
-    content = plain.ravel().tolist() if plain.dtype.hasobject else _bytes_of(plain)
-    masked = (np.ma.getmaskarray(value), value.fill_value) if isinstance(value, np.ma.MaskedArray) else None
-    own = {name: item for name, item in getattr(value, "__dict__", {}).items() if masked is None or name[0] != "_"}
-    return "array", shown, content, masked, own
-
-
-def _tensor(value: Any) -> Any:
-    """Return what a dense tensor consists of; None for any other value."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return None
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    shown = type(value), str(value.dtype), tuple(value.shape), value.requires_grad
-    return "tensor", shown, _bytes_of(flat.numpy()), vars(value)
-
-
-def _bytes_of(value: np.ndarray[Any, Any]) -> bytes:
-    return xxh3_128_digest(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data) if value.nbytes else b""
-
-
-def _code(code: types.CodeType) -> Any:
-    """Return what code does, but not its file and its lines."""
-    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
-    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    return "code", code.co_code, code.co_exceptiontable, counts, names, code.co_consts
-
-
-@functools.lru_cache(4096)
-def _names_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
-    """Return the globals that code and the functions inside it load, the modules they import, and all names they use."""
-    codes, instructions = [code], list[dis.Instruction]()
-    for each in codes:  # grows
-        codes += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
-        instructions += dis.get_instructions(each)
-    loaded = dict.fromkeys(step.argval for step in instructions if step.opname in _NAMING)
-    imported = dict.fromkeys(step.argval for step in instructions if step.opname == "IMPORT_NAME")
-    return tuple(loaded), tuple(imported), frozenset(name for each in codes for name in each.co_names)
-
-
-def _absolute(function: types.FunctionType, imported: Iterable[str]) -> Iterator[str]:
-    """Yield the names of modules that a function imports; a relative one is below the function's package."""
-    package = str(function.__globals__.get("__package__") or "")
-    for name in imported:
-        yield name if not package or file_of(name) is not None else f"{package}.{name}".rstrip(".")
-
-
-def _cells(function: types.FunctionType) -> dict[str, Any]:
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # not set yet
-            found[name] = cell.cell_contents
-    return found
-
-
-@functools.cache
-def _names_set_in(cls: type) -> frozenset[str]:
-    functions = (item for item in vars(cls).values() if isinstance(item, types.FunctionType))
-    return frozenset(name for function in functions for name in function.__code__.co_names)
-
-
-def _module_of(value: Any) -> str:
-    module = getattr(value, "__module__", None)
-    return module if isinstance(module, str) else "builtins"  # types of some compiled packages have a descriptor there
-
-
-def _name_of(namespace: Mapping[str, Any]) -> str:
-    name = str(namespace.get("__name__"))
-    return "__main__" if name == "__mp_main__" else name  # the script, in a process that was spawned
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
-
-
-def _is_derived(name: str) -> bool:
-    return name in _DERIVED or (name.startswith("__pydantic_") and name != "__pydantic_fields__")

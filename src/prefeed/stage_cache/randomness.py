@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from prefeed.stage_cache.fingerprint import MARK
+from prefeed.stage_cache.contents import MARK
 
 T = TypeVar("T")
 

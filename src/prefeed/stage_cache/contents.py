@@ -1,0 +1,212 @@
+"""Contents of values for a fingerprint, where those that pickle takes do not do: functions, classes, arrays and instances.
+
+``contents_of`` returns plain values and the parts that a value consists of. The user's functions and classes consist of their code, installed ones
+of their name and version.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import functools
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from prefeed.stage_cache.distributions import digest_of_file, file_of, version_of
+
+if TYPE_CHECKING:
+    from prefeed.stage_cache.fingerprint import Walk
+
+MARK: Final = "_prefeed_not_random"
+"""Attribute of a value that a user has marked with ``not_random``."""
+
+_NAMING: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_PARTS: Final[dict[type, tuple[str, ...]]] = {
+    **dict.fromkeys((staticmethod, classmethod), ("__func__",)),
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    type(functools.lru_cache(len)): ("__wrapped__",),
+    types.MethodType: ("__func__", "__self__"),
+}
+"""Attributes that stand for values which pickle does not take."""
+
+_DESCRIPTORS: Final = (
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+    *(types.MemberDescriptorType, types.GetSetDescriptorType),
+)
+_DERIVED: Final = frozenset(
+    {
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__annotate__"),
+        *("__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__", "_abc_impl"),
+        *("__abstractmethods__", "__slotnames__", "__parameters__", "__orig_bases__", "__type_params__", MARK),
+    }
+)
+"""Attributes of classes that follow from others, or do not change the work of their instances."""
+
+
+def contents_of(walk: Walk, value: Any) -> Any:
+    """Return plain values, and parts, that a value consists of."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        return _function(walk, value)
+    if isinstance(value, type):
+        return _class(walk, value)
+    if kind is types.CodeType:
+        return _code(value)
+    if kind in (set, frozenset):
+        return kind.__name__, sorted(map(walk.written, value))
+    if kind in _PARTS:
+        return kind.__name__, [getattr(value, name) for name in _PARTS[kind]]
+    if kind is types.ModuleType:
+        return "module", value.__name__, version_of(value.__name__)
+    if kind in _DESCRIPTORS:
+        return kind.__name__, value.__objclass__.__qualname__, value.__name__
+    if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
+        owner = value.__self__
+        is_method = not isinstance(owner, types.ModuleType | type | None)
+        module = owner.__name__ if isinstance(owner, types.ModuleType) else _module_of(value)
+        return "builtin", module, version_of(module), value.__qualname__, owner if is_method else None
+    if kind is types.MappingProxyType:
+        return "mappingproxy", dict(value)
+    array = _array(value) if isinstance(value, np.ndarray) else _tensor(value)
+    return array or _instance(walk, value)
+
+
+def _instance(walk: Walk, value: Any) -> Any:
+    """Return what pickle keeps of an instance, or what a dataset or transform of prefeed declares."""
+    kind = type(value)
+    if hasattr(kind, "prefeed_state"):
+        names = {name for base in kind.__mro__ if version_of(_module_of(base)) for name in _names_set_in(base)}
+        beyond = {name: item for name, item in getattr(value, "__dict__", {}).items() if name not in names}
+        return "declared", kind, value.prefeed_state(), walk.named(value, beyond, beyond)
+    reducer = copyreg.dispatch_table.get(kind)
+    reduced = reducer(value) if reducer is not None else value.__reduce_ex__(4)
+    if isinstance(reduced, str):  # a name in its module
+        module = _module_of(value if isinstance(getattr(value, "__module__", None), str) else kind)
+        return "named", kind, module, version_of(module), reduced
+    make, arguments, state, items, pairs = [*reduced, None, None, None][:5]
+    states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    if all(isinstance(part, dict | None) for part in states):
+        held = {str(name): item for part in states for name, item in (part or {}).items()}
+        state = walk.named(value, held, held)
+    return "instance", kind, make, arguments, state, list(items or ()), list(pairs or ())
+
+
+def _function(walk: Walk, value: types.FunctionType) -> Any:
+    code, module = value.__code__, name_of(value.__globals__)
+    cells, own, values = _cells(value), vars(value), value.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    defaults = dict(zip(reversed(names), reversed(values), strict=False)) | (value.__kwdefaults__ or {})
+    version = version_of(module)
+    if version is not None:
+        is_made_by_another = "<locals>" in code.co_qualname or "<lambda>" in code.co_qualname
+        made_with = walk.named(value, cells | defaults, cells | defaults) if is_made_by_another else None
+        return "installed", module, code.co_qualname, version, made_with
+    loaded, imported, attributes = _names_of(code)
+    walk.reach(value.__globals__, loaded, attributes)
+    files = [(name, version_of(name) or digest_of_file(file_of(name) or "")) for name in _absolute(value, imported)]
+    parts = cells | defaults | {f".{name}": item for name, item in own.items() if name not in ("__wrapped__", MARK)}
+    return "function", code, walk.named(value, parts, parts), files
+
+
+def _class(walk: Walk, value: type) -> Any:
+    version = version_of(_module_of(value))
+    if version is not None and "<locals>" not in value.__qualname__:
+        patched = {
+            f"{base.__qualname__}.{name}": item
+            for base in value.__mro__
+            for name, item in list(vars(base).items())
+            if type(item) is types.FunctionType and version_of(name_of(item.__globals__)) is None
+        }
+        return "installed", _module_of(value), value.__qualname__, version, patched
+    own = {name: item for name, item in vars(value).items() if not _is_derived(name)}
+    return "class", value.__qualname__, type(value), value.__bases__, walk.named(value, own, own)
+
+
+def _array(value: np.ndarray[Any, Any]) -> Any:
+    shown = type(value), value.shape, repr(value.dtype) if value.dtype.names else value.dtype.str
+    if isinstance(value, np.memmap) and value.mode == "r" and value.filename is not None:
+        if value.base is getattr(value, "_mmap", None):  # a whole file, as large as the data perhaps
+            status = os.stat(value.filename)
+            return "memmap", shown, os.fspath(value.filename), value.offset, status.st_size, status.st_mtime_ns
+    plain = np.asarray(value)
+    content = plain.ravel().tolist() if plain.dtype.hasobject else _bytes_of(plain)
+    masked = (np.ma.getmaskarray(value), value.fill_value) if isinstance(value, np.ma.MaskedArray) else None
+    own = {name: item for name, item in getattr(value, "__dict__", {}).items() if masked is None or name[0] != "_"}
+    return "array", shown, content, masked, own
+
+
+def _tensor(value: Any) -> Any:
+    """Return what a dense tensor consists of; None for any other value."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    shown = type(value), str(value.dtype), tuple(value.shape), value.requires_grad
+    return "tensor", shown, _bytes_of(flat.numpy()), vars(value)
+
+
+def _bytes_of(value: np.ndarray[Any, Any]) -> bytes:
+    return xxh3_128_digest(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data) if value.nbytes else b""
+
+
+def _code(code: types.CodeType) -> Any:
+    """Return what code does, but not its file and its lines."""
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return "code", code.co_code, code.co_exceptiontable, counts, names, code.co_consts
+
+
+@functools.lru_cache(4096)
+def _names_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
+    """Return the globals that code and the functions inside it load, the modules they import, and all names they use."""
+    codes, instructions = [code], list[dis.Instruction]()
+    for each in codes:  # grows
+        codes += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
+        instructions += dis.get_instructions(each)
+    loaded = dict.fromkeys(step.argval for step in instructions if step.opname in _NAMING)
+    imported = dict.fromkeys(step.argval for step in instructions if step.opname == "IMPORT_NAME")
+    return tuple(loaded), tuple(imported), frozenset(name for each in codes for name in each.co_names)
+
+
+def _absolute(function: types.FunctionType, imported: Iterable[str]) -> Iterator[str]:
+    """Yield the names of modules that a function imports; a relative one is below the function's package."""
+    package = str(function.__globals__.get("__package__") or "")
+    for name in imported:
+        yield name if not package or file_of(name) is not None else f"{package}.{name}".rstrip(".")
+
+
+def _cells(function: types.FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not set yet
+            found[name] = cell.cell_contents
+    return found
+
+
+@functools.cache
+def _names_set_in(cls: type) -> frozenset[str]:
+    functions = (item for item in vars(cls).values() if isinstance(item, types.FunctionType))
+    return frozenset(name for function in functions for name in function.__code__.co_names)
+
+
+def _module_of(value: Any) -> str:
+    module = getattr(value, "__module__", None)
+    return module if isinstance(module, str) else "builtins"  # types of some compiled packages have a descriptor there
+
+
+def name_of(namespace: Mapping[str, Any]) -> str:
+    """Return the name of the module with these globals."""
+    name = str(namespace.get("__name__"))
+    return "__main__" if name == "__mp_main__" else name  # the script, in a process that was spawned
+
+
+def _is_derived(name: str) -> bool:
+    return name in _DERIVED or (name.startswith("__pydantic_") and name != "__pydantic_fields__")
