@@ -45,7 +45,7 @@ def _described(value: Any, depth: int = 2) -> str:
 
 
 def _name(value: Any) -> str:
-    """Return the name of a function or class, or of what an instance is one of."""
+    """Return the name of a function or class, or of the class of an instance."""
     if isinstance(value, functools.partial):
         return _name(value.func)
     name = getattr(value, "__qualname__", None) or type(value).__qualname__

@@ -1,4 +1,4 @@
-"""Contents of values for a fingerprint, where those that pickle takes do not do: functions, classes, arrays and instances.
+"""Takes functions, classes, arrays and instances apart for a fingerprint.
 
 ``contents_of`` returns plain values and the parts that a value consists of. The user's functions and classes consist of their code, installed ones
 of their name and version.
@@ -52,7 +52,7 @@ _DERIVED: Final = frozenset(
 
 
 def contents_of(walk: Walk, value: Any) -> Any:
-    """Return plain values, and parts, that a value consists of."""
+    """Return the plain values and the parts of a value."""
     kind = type(value)
     if kind is types.FunctionType:
         return _function(walk, value)
@@ -80,7 +80,7 @@ def contents_of(walk: Walk, value: Any) -> Any:
 
 
 def _instance(walk: Walk, value: Any) -> Any:
-    """Return what pickle keeps of an instance, or what a dataset or transform of prefeed declares."""
+    """Return the reduced form of an instance as in pickle, or the state that a class of prefeed declares."""
     kind = type(value)
     if hasattr(kind, "prefeed_state"):
         names = {name for base in kind.__mro__ if version_of(_module_of(base)) for name in _names_set_in(base)}
@@ -144,7 +144,7 @@ def _array(value: np.ndarray[Any, Any]) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    """Return what a dense tensor consists of; None for any other value."""
+    """Return the contents of a dense tensor; None for any other value."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
@@ -158,7 +158,7 @@ def _bytes_of(value: np.ndarray[Any, Any]) -> bytes:
 
 
 def _code(code: types.CodeType) -> Any:
-    """Return what code does, but not its file and its lines."""
+    """Return the contents of code, without its file and its lines."""
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return "code", code.co_code, code.co_exceptiontable, counts, names, code.co_consts

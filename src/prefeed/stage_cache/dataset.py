@@ -1,9 +1,9 @@
-"""``CachedDataset``: a deterministic step of a pipeline is taken once, for every process and every epoch.
+"""``CachedDataset``: computes a deterministic step of a pipeline once, for every process and every epoch.
 
 sample(i) ─→ store ─found, and still true→ decoded
                │ absent, or its files have changed
                ↓
-             claim ─→ make it, watching what it opens and whether it draws ─→ stored with a note of its files
+             claim ─→ compute it, and watch files and generators ─→ stored with a note of its files
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Making = Callable[[int], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Samples that are asked for together; each list has one item a sample, but for ``made``: where those are that were made."""
+    """Samples of one request. Each list has one item per sample, except ``made``: positions of computed samples."""
 
     store: CacheStore
     indices: Sequence[Any]
@@ -63,7 +63,7 @@ class CachedDataset(MapStyle[Any]):
     An entry is found by the fingerprint of the dataset and by its sample. It is returned if the files that were opened for it have not
     changed. The fingerprint is a hash of the pickled dataset, with the user's functions and classes by value; it is taken in each
     process and with each epoch. The first samples of a process are computed twice, and a few of those that are found are
-    computed again: what differs is not kept. See SEMANTICS.
+    computed again; a difference empties the cache. See SEMANTICS.
 
     Args:
         dataset: Map-style; its samples must not be drawn at random.
@@ -176,7 +176,7 @@ class CachedDataset(MapStyle[Any]):
         absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
         is_first = bool(absent) and self._maker.computes_twice(store)
         if is_first:
-            self._look()  # what changes from now on is changed by computing samples
+            self._look()  # computing samples makes all changes after this
             if self._store is not store:
                 return self.samples(indices, making=making, borrow=borrow)
         try:
@@ -208,15 +208,15 @@ class CachedDataset(MapStyle[Any]):
         return self._store is not None and self._store.has_room()
 
     def prefeed_stage(self) -> Any:
-        """Return what samples are computed with; see ``stage_of``."""
+        """Return the value to identify the stage by; see ``stage_of``."""
         return stage_of(self.dataset) if self._version is None else (self._version, describe(self.dataset))
 
     def prefeed_sample(self, index: Any) -> Any:
-        """Return what identifies a sample; see ``sample_of``."""
+        """Return the identity of a sample; see ``sample_of``."""
         return sample_of(self.dataset, index)
 
     def prefeed_state(self) -> Any:
-        """Return what a dataset around this one depends on."""
+        """Return the state that identifies this dataset inside another one."""
         return {"dataset": self.dataset} if self._version is None else {"version": self._version}
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class CachedDataset(MapStyle[Any]):
             self._look()
 
     def _look(self) -> None:
-        """Take the fingerprint again. If it is another one, use the cache of that stage from now on."""
+        """Take the fingerprint again. If it is another one, switch to the cache of that stage."""
         before, store = self._stage.fingerprint, self._store
         try:
             self._stage.look()
@@ -374,7 +374,7 @@ def mapped(
     Args:
         dataset: Map-style.
         fn: Given a sample, returns a sample. With a cache it must not draw random numbers.
-        cache: Keeps what ``fn`` returns; None: it is called each time.
+        cache: Keeps the results of ``fn``. None: it is called each time.
         version: Identifies ``fn`` instead of its code and parameters. Change it with them, and let it name the work:
             ``"resize-64 v2"``. None: they count.
         codec: ``"pickle"``: values without an encoding of their own are pickled.
@@ -436,15 +436,15 @@ class MappedDataset(MapStyle[Any]):
         return [self.fn(sample) for sample in self.dataset.__getitems__(indices)]
 
     def prefeed_stage(self) -> Any:
-        """Return what samples are computed with; see ``stage_of``."""
+        """Return the value to identify the stage by; see ``stage_of``."""
         return stage_of(self.dataset), self._step()
 
     def prefeed_sample(self, index: Any) -> Any:
-        """Return what identifies a sample; see ``sample_of``."""
+        """Return the identity of a sample; see ``sample_of``."""
         return sample_of(self.dataset, index)
 
     def prefeed_state(self) -> Any:
-        """Return what a dataset around this one depends on."""
+        """Return the state that identifies this dataset inside another one."""
         return {"dataset": self.dataset, "fn": self._step()}
 
     def _step(self) -> Any:

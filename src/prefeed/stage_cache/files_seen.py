@@ -56,6 +56,10 @@ class Note(msgspec.Struct, array_like=True, frozen=True):
         for index, path in enumerate(self.paths):
             yield path, self.keys[index * ENTRY_KEY_BYTES : (index + 1) * ENTRY_KEY_BYTES]
 
+    def named_files(self) -> Iterable[tuple[str, bytes]]:
+        """Return each path as text, and its key."""
+        return ((os.fsdecode(path), key) for path, key in self.files())
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Note)
@@ -226,8 +230,8 @@ class FilesSeen:
 
     def add(self, note: Note) -> None:
         """Something was used that was made of these files before: the entry of a stage below."""
-        for path, key in note.files():
-            self._seen.setdefault(os.fsdecode(path), key)
+        for path, key in note.named_files():
+            self._seen.setdefault(path, key)
         above: Any = self._reader
         if isinstance(above, FilesSeen):
             above.add(note)
@@ -247,6 +251,10 @@ class FilesSeen:
     def key(self, path: str) -> bytes:
         """Return the version of a file that was opened."""
         return self._seen[path]
+
+    def by_way(self) -> dict[str, tuple[int, bytes]]:
+        """Return the way and the version of each file outside of installed packages."""
+        return {path: (way, self._seen[path]) for way, paths in self.ways.items() for path in paths}
 
     def note(self, seconds: float = 0.0) -> Note:
         """Return what was seen, for a sample that took so long."""
@@ -290,76 +298,67 @@ _ASK_SECONDS: Final = 1.0
 _MAX_TRIED: Final = 64
 """Ways that are tried; files that are opened by others count as kept."""
 
-_MANY_UNTRIED: Final = 64
-"""Files that audits opened by ways that were not tried; with more, the next audit tries its own."""
+_MANY_AUDITED: Final = 64
+"""Number of files that audits opened; with more, the next audit tries its ways."""
 
 
 class Standing:
-    """Which files this process has kept something of, and by which ways of calls such files are opened.
+    """Files that this process has kept something of. All samples that it computes depend on them.
 
-    A file may be opened for one sample and serve later ones, which then depend on it, too. It cannot be seen whether a dataset
-    kept what it read: in an attribute, a global, an ``lru_cache``. So it is tried: a sample is made twice, and a file that
-    is opened only the first time was kept. By which way of calls each file was opened is noted: a sample that opens one by
-    a way that was not tried yet is made twice as well.
+    A file may be opened for one sample and serve later ones, from an attribute, a global or an ``lru_cache``. Therefore a sample
+    is computed twice: a file that is opened only the first time was kept. The same holds for all files that this chain of calls
+    opens, its *way*. A sample that opens a file by a new way is computed twice as well.
 
-    **Threads and processes.** Any thread; a fork inherits what its parent has read, and so does this.
+    **Threads and processes.** Any thread. A forked child keeps the files of its parent.
     """
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
-        self._keeping: set[int] = set()
-        self._reading: set[int] = set()
-        self._untried: dict[int, dict[str, bytes]] = {}
+        self._keeps: dict[int, bool] = {}
+        self._audited: dict[str, tuple[int, bytes]] = {}
         self._has_said = False
         self._has_changed = False
         self._ask_at = 0.0
 
     def is_new(self, files: FilesSeen) -> bool:
         """Return whether some were opened by a way that is to be tried."""
-        unknown = files.ways.keys() - self._keeping - self._reading
-        return bool(unknown) and len(self._keeping) + len(self._reading) < _MAX_TRIED
+        return bool(files.ways.keys() - self._keeps.keys()) and len(self._keeps) < _MAX_TRIED
 
     def tried(self, first: FilesSeen, second: FilesSeen) -> None:
-        """A sample was made twice: what was opened the first time only was kept."""
+        """Note files after a sample was computed twice: those that were opened only the first time were kept."""
         for way, paths in first.ways.items():
-            kept = [path for path in paths if not second.has_seen(path)]
-            (self._keeping if kept else self._reading).add(way)
-            if not kept and way not in self._keeping:
-                self._untried.pop(way, None)
-            self._keep(first, kept)
+            kept = {path: first.key(path) for path in paths if not second.has_seen(path)}
+            self._keeps[way] = self._keeps.get(way, False) or bool(kept)
+            self._files.update(kept)
 
     def taken(self, files: FilesSeen) -> None:
-        """A sample was made once: what was opened by an unknown way, or that keeps, was kept."""
-        for way, paths in files.ways.items():
-            self._keep(files, paths if way not in self._reading or way in self._keeping else ())
+        """Note files after a sample was computed once: those of a way that keeps, or is unknown, were kept."""
+        self._files.update((path, key) for path, (way, key) in files.by_way().items() if self._keeps.get(way, True))
 
     def audited(self, files: FilesSeen, kept: Note) -> bool:
-        """A sample was made only to be compared with the one that is kept: what it opened counts once samples are made here.
+        """Note files after a sample was computed to be compared: they count once samples are computed here.
 
         Returns:
-            Whether the note has a file that was not seen to be opened, neither now nor before: it counts as kept.
+            Whether the note has a file that was not seen to be opened, neither now nor before. It counts as kept.
         """
-        for way, paths in files.ways.items():
-            if way not in self._reading or way in self._keeping:
-                self._untried.setdefault(way, {}).update((path, files.key(path)) for path in paths)
-        noted = ((os.fsdecode(path), key) for path, key in kept.files())
-        unseen = {path: key for path, key in noted if not files.has_seen(path) and not self._knows(path)}
+        self._audited.update(
+            (path, (way, key)) for path, (way, key) in files.by_way().items() if self._keeps.get(way, True)
+        )
+        known = self._files.keys() | self._audited.keys()
+        unseen = {path: key for path, key in kept.named_files() if not files.has_seen(path) and path not in known}
         self._files.update(unseen)
         return bool(unseen)
 
     def wants_trial(self, files: FilesSeen) -> bool:
-        """Return whether a sample that was made only to be compared is to be made once more, since too many ways are untried."""
-        return sum(map(len, self._untried.values())) >= _MANY_UNTRIED and self.is_new(files)
-
-    def _knows(self, path: str) -> bool:
-        return path in self._files or any(path in paths for paths in self._untried.values())
+        """Return whether a sample that was computed to be compared is to be computed once more, to try its ways."""
+        return len(self._audited) >= _MANY_AUDITED and self.is_new(files)
 
     def tie(self, files: FilesSeen) -> None:
-        """What was made now depends on all files that were kept so far."""
-        while self._untried:
-            way, paths = self._untried.popitem()
-            if way not in self._reading or way in self._keeping:
-                self._files.update(paths)
+        """Make a sample that was computed now depend on all files that were kept so far."""
+        while self._audited:
+            path, (way, key) = self._audited.popitem()
+            if self._keeps.get(way, True):
+                self._files[path] = key
         if len(self._files) > _MAX_FILES:
             files.is_complete = False
             self._say_once(
@@ -370,9 +369,6 @@ class Standing:
             files.tie(self._files)
             if self._changed():
                 files.is_complete = False
-
-    def _keep(self, files: FilesSeen, paths: Iterable[str]) -> None:
-        self._files.update((path, files.key(path)) for path in paths)  # one that is read again: as it is now
 
     def _changed(self) -> bool:
         """Return whether a file has changed since it was read: asked once a second."""

@@ -100,7 +100,7 @@ class Walk:
     # ------------------------------------------------------------ values
 
     def written(self, value: Any) -> bytes:
-        """Return the hash of what pickle writes of a value, with a digest for each part that is not plain."""
+        """Return the hash of a pickled value, with a digest for each part that is not plain."""
         sink = _Sink()
         pickler = _Pickler(sink, protocol=5)
         pickler.walk = self

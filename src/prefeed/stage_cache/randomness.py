@@ -88,7 +88,7 @@ def saved() -> Callable[[], None]:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Undo at the end what is drawn inside from a global generator, also by other threads."""
+    """Put the global generators back at the end, also after draws of other threads."""
     put_back = saved()
     try:
         yield

@@ -1,4 +1,4 @@
-"""``Stage``: what a cached stage computes. Its fingerprint, taken with each epoch, and the key of each sample."""
+"""``Stage``: takes the fingerprint of a cached stage with each epoch, and computes the keys of its samples."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Final
 from xxhash import xxh3_128_digest
 
 from prefeed.errors import CannotFingerprintError
+from prefeed.shown import describe
 from prefeed.sources.filesystems import OWN
 from prefeed.stage_cache.fingerprint import ABSENT, Part, Slot, Walk, fingerprint
 
@@ -36,8 +37,8 @@ _holders: list[Any] = []
 class Stage:
     """Dataset whose samples are cached.
 
-    The fingerprint is taken when a process begins, and when an epoch begins: a sample is requested again. What computing samples
-    changes, such as a file that is opened late, does not count: the fingerprint is compared before and after.
+    The fingerprint is taken when a process begins, and when an epoch begins: a sample is requested again. Parts that computing samples
+    changes, such as files that are opened late, do not count: the fingerprint is compared before and after.
 
     **Threads and processes.** Any thread. A forked child takes the fingerprint again, and so does an unpickled copy.
 
@@ -61,7 +62,7 @@ class Stage:
         self._version = version
         self._requested: set[Any] = set()
         self._allowed = _LOOKS_AT_ONCE
-        self._looked_at = time.monotonic()
+        self._earned_until = time.monotonic()
         self.cost_seconds: float = 0.0
         self.fingerprint: bytes = b""
         self.is_marked: bool = False
@@ -72,34 +73,29 @@ class Stage:
         """Take the fingerprint again; raises as the constructor."""
         self._process_id: int = os.getpid()
         began = time.monotonic()
-        self._allowed = min(self._looks_allowed(began), _LOOKS_AT_ONCE) - 1.0
         try:
             found = self._take_fingerprint()
         finally:
-            self._looked_at = time.monotonic()
-            self.cost_seconds = self._looked_at - began
+            self.cost_seconds = time.monotonic() - began
         if found != self.fingerprint:
             self.fingerprint, self.is_marked = found, _is_marked(self._dataset)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {
-            "_process_id": 0,
-            "_walk": None,
-            "_requested": set(),
-        }  # other code may be imported there
+        # Other code may be imported in the process that unpickles it: the fingerprint is due there.
+        return self.__dict__ | {"_process_id": 0, "_walk": None, "_requested": set()}
 
     def is_due(self, indices: Sequence[Any]) -> bool:
         """Return whether to take the fingerprint again before these samples are read."""
         is_again = self._are_requested_again(indices)
         if is_again:
             OWN.look_again()
-        return os.getpid() != self._process_id or (is_again and self._looks_allowed(time.monotonic()) >= 1.0)
+        return os.getpid() != self._process_id or (is_again and self._may_look())
 
     def key(self, index: Any) -> bytes:
         """Return the 16 bytes that identify a sample.
 
         Raises:
-            CannotFingerprintError: The index, or what identifies the sample, cannot be pickled.
+            CannotFingerprintError: The index or the identity of the sample cannot be pickled.
         """
         sample = sample_of(self._dataset, index)
         if type(sample) is int:
@@ -122,8 +118,7 @@ class Stage:
 
     def _take_fingerprint(self) -> bytes:
         if self._version is not None:
-            name = getattr(self._dataset, "__qualname__", None) or type(self._dataset).__qualname__
-            return fingerprint(("version", self._version, name))
+            return fingerprint(("version", self._version, describe(self._dataset)))
         self._walk = Walk(filled=_filled)
         return self._walk.fingerprint(stage_of(self._dataset), name=type(self._dataset).__qualname__)
 
@@ -157,15 +152,22 @@ class Stage:
             return False
         return are_again
 
-    def _looks_allowed(self, now: float) -> float:
-        return self._allowed + (now - self._looked_at) * _SHARE_OF_LOOKS / max(self.cost_seconds, 1e-4)
+    def _may_look(self) -> bool:
+        """Return whether an epoch may begin here: samples that are drawn with replacement repeat within one."""
+        now = time.monotonic()
+        earned = (now - self._earned_until) * _SHARE_OF_LOOKS / max(self.cost_seconds, 1e-4)
+        self._allowed, self._earned_until = min(self._allowed + earned, _LOOKS_AT_ONCE), now
+        if self._allowed < 1.0:
+            return False
+        self._allowed -= 1.0
+        return True
 
 
 # ---------------------------------------------------------------- datasets that choose samples
 
 
 def stage_of(dataset: Any) -> Any:
-    """Return what samples are computed with: a dataset, but not which samples it chooses from another one."""
+    """Return the value to identify a stage by: a dataset, without its choice of samples from another one."""
     kind = type(dataset)
     if _is_subset(kind):
         return stage_of(dataset.dataset)
@@ -177,7 +179,7 @@ def stage_of(dataset: Any) -> Any:
 
 
 def sample_of(dataset: Any, index: Any) -> Any:
-    """Return what identifies a sample of a stage: the path and version of its object, its path and label, or its index."""
+    """Return the identity of a sample in a stage: path and version of its object, path and label, or index."""
     kind = type(dataset)
     if _is_subset(kind):
         return sample_of(dataset.dataset, dataset.indices[index])
