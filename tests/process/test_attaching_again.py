@@ -122,7 +122,7 @@ def test_a_dataset_and_a_stage_that_were_made_meanwhile(
     wait_for(
         lambda: [objects[index] for index in range(10)] == EXPECTED and objects._origin._dataset is not None, "reads"
     )
-    wait_for(lambda: list(staged) == EXPECTED and cached._place.store is not None, "the stage's cache")
+    wait_for(lambda: list(staged) == EXPECTED and cached._store is not None, "the stage's cache")
     assert list(staged) == EXPECTED
     assert cached.get_stat().num_mem_cached == 10
     assert prefeed.statistics().hits > 0

@@ -213,7 +213,7 @@ def test_who_fills_a_stage(numbers: Numbers, how: str, monkeypatch: pytest.Monke
         assert cached[9] == b"changed" * 10_000
         os.kill(pid, signal.SIGCONT)
         assert pipe.recv()[10:] == expected[10:]
-    store = cached._place.store
+    store = cached._store
     assert store is not None
     wait_for(lambda: not any(tier.is_kept_busy() for tier in store._here.place.tiers), "the turn")
     for _ in range(2):

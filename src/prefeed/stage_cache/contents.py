@@ -139,7 +139,8 @@ def _array(value: np.ndarray[Any, Any]) -> Any:
     plain = np.asarray(value)
     content = plain.ravel().tolist() if plain.dtype.hasobject else _bytes_of(plain)
     masked = (np.ma.getmaskarray(value), value.fill_value) if isinstance(value, np.ma.MaskedArray) else None
-    own = {name: item for name, item in getattr(value, "__dict__", {}).items() if masked is None or name[0] != "_"}
+    own = {} if isinstance(value, np.memmap) else getattr(value, "__dict__", {})
+    own = {name: item for name, item in own.items() if masked is None or name[0] != "_"}
     return "array", shown, content, masked, own
 
 

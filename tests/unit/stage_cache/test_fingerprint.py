@@ -274,3 +274,55 @@ def test_a_class_derived_from_one_of_prefeed_is_another() -> None:
     rows = Rows(3)
     datasets = [MappedDataset(rows, abs), Squared(rows, abs, 2), Squared(rows, abs, 3), Squared(rows, float, 3)]
     assert len({key(dataset, 0) for dataset in datasets}) == len(datasets)
+
+
+# ---------------------------------------------------------------- parts that computing samples changes
+
+
+class Parser:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.scale = 1
+
+
+class Filling(Rows):
+    """Counts, opens a file late, and keeps results."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.parser = Parser()
+        self.kept: dict[int, int] = {}
+        self.handle: Any = None
+
+    def __getitem__(self, index: int) -> int:
+        self.handle = self.handle or threading.Lock()
+        self.parser.calls += 1
+        self.late = Parser()
+        return self.kept.setdefault(index, index * self.parser.scale)
+
+
+def test_parts_that_computing_changes_do_not_count_but_others_next_to_them_do() -> None:
+    filling = Filling()
+    stage = Stage(filling, None)
+    before = stage.fingerprint
+    with stage.computing():
+        filling[0]
+    filling[1]
+    stage.look()
+    assert stage.fingerprint == before == Stage(Filling(), None).fingerprint
+    filling.parser.scale = 2
+    stage.look()
+    assert stage.fingerprint != before
+    filling.parser.scale = 1
+    stage.look()
+    assert stage.fingerprint == before
+
+
+def test_other_parts_of_one_file_are_other_arrays(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(10))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    assert fingerprint(mapped) == fingerprint(np.load(tmp_path / "a.npy", mmap_mode="r"))
+    assert fingerprint(mapped[:5]) != fingerprint(mapped[5:])
+    before = fingerprint(mapped)
+    os.utime(tmp_path / "a.npy", (1, 1))
+    assert fingerprint(mapped) != before
