@@ -53,7 +53,7 @@ def _name(value: Any) -> str:
 
 
 def _shown(value: Any) -> list[Any]:
-    """Return what a stage is made of, so far as a person thinks of it: steps, and datasets below."""
+    """Return the steps of a stage and the datasets below it."""
     own = getattr(value, "__dict__", {})
     for name in ("transforms", "_modules"):
         steps = own.get(name)

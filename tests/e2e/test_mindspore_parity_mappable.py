@@ -178,7 +178,11 @@ def test_failure4(root: Path, session: int) -> None:
     assert_cached(cached, [row for row in rows(whole) if row[1] == 1])
 
 
-@pytest.mark.parametrize("step", [shifted, v2.RandomCrop(8)], ids=["function", "transform"])
+def cropped(row: Any) -> Any:
+    return v2.RandomCrop(8)(torch.as_tensor(row[0]).permute(2, 0, 1)), row[1]
+
+
+@pytest.mark.parametrize("step", [shifted, cropped], ids=["function", "transform"])
 def test_failure5(root: Path, session: int, step: Any) -> None:
     """A random step under a cache is refused; the message says what to do."""
     with pytest.raises(RandomStageError, match=r"map the random step on top.*prefeed\.not_random"):

@@ -6,6 +6,7 @@ import operator
 import os
 import time
 import weakref
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -171,6 +172,8 @@ def stage_of(dataset: Any) -> Any:
     kind = type(dataset)
     if _is_subset(kind):
         return stage_of(dataset.dataset)
+    if _is_concat(kind):
+        return "joined", [stage_of(part) for part in dataset.datasets]
     if _is_declared(kind):
         return kind.__qualname__, dataset.prefeed_stage()
     if _is_folder(kind):
@@ -183,6 +186,8 @@ def sample_of(dataset: Any, index: Any) -> Any:
     kind = type(dataset)
     if _is_subset(kind):
         return sample_of(dataset.dataset, dataset.indices[index])
+    if _is_concat(kind):
+        return _sample_of_part(dataset, index)
     if _is_declared(kind):
         return dataset.prefeed_sample(index)
     if _is_folder(kind):
@@ -195,6 +200,19 @@ def sample_of(dataset: Any, index: Any) -> Any:
     return at + len(dataset) if at < 0 else at
 
 
+def _sample_of_part(dataset: Any, index: int) -> Any:
+    """Return the identity of a sample in a ``ConcatDataset``; a part that occurs twice has each sample once."""
+    at = operator.index(index)
+    at += len(dataset) if at < 0 else 0
+    if not 0 <= at < len(dataset):
+        raise IndexError(f"sample {index} is out of range: the dataset has {len(dataset)} samples")
+    number = bisect_right(dataset.cumulative_sizes, at)
+    part = dataset.datasets[number]
+    first = next(number for number, other in enumerate(dataset.datasets) if other is part)
+    sample = sample_of(part, at - (dataset.cumulative_sizes[number - 1] if number else 0))
+    return (first, *sample) if type(sample) is tuple else (first, sample) if type(sample) is int else [first, sample]
+
+
 _OF_FOLDERS: Final = frozenset({"root", "classes", "class_to_idx", "samples", "targets", "imgs"})
 """Attributes of torchvision's folders of which each sample has its own part."""
 
@@ -203,6 +221,10 @@ _TEXTS: Final = frozenset({str, bytes, int})
 
 def _is_subset(kind: type) -> bool:
     return (kind.__module__, kind.__qualname__) == ("torch.utils.data.dataset", "Subset")
+
+
+def _is_concat(kind: type) -> bool:
+    return (kind.__module__, kind.__qualname__) == ("torch.utils.data.dataset", "ConcatDataset")
 
 
 def _is_declared(kind: type) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms
 
 from prefeed.errors import CannotFingerprintError
@@ -254,6 +254,16 @@ def test_subsets_share_the_samples_of_what_they_choose_from() -> None:
     mapped = [key(MappedDataset(dataset, fn), 0) for dataset in (Subset(rows, [4]), rows) for fn in (abs, float)]
     assert len({*mapped, key(rows, 0), key(rows, 4)}) == 6
     assert mapped[0] == key(MappedDataset(rows, abs), 4)
+
+
+def test_a_part_that_is_joined_twice_has_each_sample_once() -> None:
+    rows, other = Rows(3), Rows(3)
+    keys = [key(ConcatDataset([rows, other, rows]), index) for index in range(9)]
+    assert keys[:3] == keys[6:]
+    assert len(set(keys)) == 6
+    assert key(ConcatDataset([rows, other, rows]), -9) == keys[0]
+    with pytest.raises(IndexError):
+        key(ConcatDataset([rows, other, rows]), 9)
 
 
 def test_a_dataset_around_a_subset_depends_on_the_choice() -> None:
