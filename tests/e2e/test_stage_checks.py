@@ -500,10 +500,12 @@ def test_python_is_asked_to_tell_of_opens_only_where_samples_are_made(
     told = Told(tmp_path / "told", "watches")
     monkeypatch.setattr("prefeed.interception.events._is_watching", False)
     monkeypatch.setattr("sys.addaudithook", told)
+    in_use = []
     for _ in range(2):  # makes samples, then finds and audits them
         for loader in (DataLoader, prefeed.DataLoader):
             times = 1 if loader is DataLoader else 2  # makes them samples of another stage
             cached = prefeed.CachedDataset(Files(files.root, NUM_SAMPLES, files.log, times=times))
+            in_use.append(cached)  # so that neither cache gives way to the other
             assert len([*loader(cached, batch_size=8, num_workers=2, collate_fn=len)]) == 3
         watching = {process for process, _ in told.lines()}
         assert 2 <= len(watching) <= 4

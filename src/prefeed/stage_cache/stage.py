@@ -246,7 +246,9 @@ def _working_directory() -> str:
 
 def _is_marked(dataset: Any) -> bool:
     """Return whether a dataset, one below it, or a function that is mapped is marked with ``not_random``."""
-    while dataset is not None:
+    seen = set[int]()
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
         walk = Walk(skips_unpicklable=True)
         with suppress(CannotFingerprintError):
             walk.fingerprint((dataset, getattr(dataset, "fn", None)))
