@@ -232,7 +232,7 @@ class ManifestDamagedError(StoreFormatError):
 
 
 class EntryFormatError(StoreError):
-    """The bytes are not an entry of a stage cache, are damaged, or contain types that are not allowed."""
+    """The bytes are not an entry of a stage cache, are damaged, or name a class that does not exist."""
 
     code = "entry-format"
 
@@ -241,7 +241,7 @@ class EntryFormatError(StoreError):
 
 
 class CannotEncodeError(PrefeedError, TypeError):
-    """A sample contains a value that cannot be stored without pickle."""
+    """A sample cannot be pickled, so a stage cache cannot keep it."""
 
     code = "cannot-encode"
 

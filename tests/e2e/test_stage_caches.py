@@ -33,6 +33,7 @@ from prefeed.errors import (
 )
 from prefeed.stage_cache import CacheStatistics
 from prefeed.stage_cache.making import is_checking
+from stage_samples import Bag
 
 NUM_SAMPLES = 40
 ALL = [(index, index) for index in range(NUM_SAMPLES)]
@@ -480,8 +481,14 @@ def test_a_late_sample_that_cannot_be_encoded_is_returned(caplog: pytest.LogCapt
         assert type(cached[index]) is type(threading.Lock())
     assert caplog.text.count("is not kept") == 1
     assert cached.get_stat().num_mem_cached == 20
-    with pytest.raises(CannotEncodeError):
+    with pytest.raises(CannotEncodeError, match=r"type _thread\.lock cannot be cached, because it cannot be pickled"):
         prefeed.CachedDataset(Late(0))[0]
+
+
+def test_a_sample_that_cannot_be_unpickled_is_refused() -> None:
+    bags = prefeed.mapped([1, 2, 3], Bag, prefeed.DatasetCache.default())
+    with pytest.raises(CannotEncodeError, match="cannot be unpickled"):
+        bags[0]
 
 
 # ---------------------------------------------------------------- chance

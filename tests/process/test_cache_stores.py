@@ -46,7 +46,7 @@ def connected() -> Iterator[Connection]:
 
 
 def put(store: CacheStore, index: int) -> bool:
-    return store.put(key_of(index), memoryview(value_of(index, VALUE)))
+    return store.put(key_of(index), [value_of(index, VALUE)])
 
 
 def fill(store: CacheStore, *, first: int = 0) -> int:

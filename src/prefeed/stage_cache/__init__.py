@@ -11,13 +11,8 @@
 ``distributions``  versions of installed modules
 ``randomness``     the global generators, and marks of steps that chance does not change
 ``files_seen``     the files that a sample opens, and that later samples depend on
-``codec``          samples to bytes and back, without pickle
-``encoding``       takes samples apart
-``decoding``       puts samples together
-``layout``         the bytes of an entry
-``named_types``    classes and numpy's dtypes by name, as plain data
-``plug_ins``       packages with an encoding module of their own
-``images``         encodes Pillow's images
+``rows``           samples to bytes and back, by pickle
+``comparing``      the first difference of two samples
 ``cache_store``    one cache as one process sees it
 ``cache_link``     messages of this process to the server about a cache
 ``claims``         locks on entries that are being computed

@@ -23,6 +23,7 @@ from prefeed.store.segment import PAGE_BYTES
 from prefeed.store.shared import SharedTier, SharedTierStatistics
 from prefeed.system.memory import fits_in_memory
 from prefeed.system.units import in_gib
+from prefeed.types import Buffer
 from prefeed.wire.messages import CacheOpened
 
 __all__ = ["CacheName", "CacheStore", "Views"]
@@ -134,8 +135,8 @@ class CacheStore:
         here = self._here
         return not here.link.is_dropped and any(_has_room(tier.statistics()) for tier in here.place.tiers)
 
-    def put(self, key: bytes, value: memoryview) -> bool:
-        """Store a value where there is room, in memory or behind it; False when there is none."""
+    def put(self, key: bytes, value: list[Buffer]) -> bool:
+        """Store the parts of a value as one where there is room, in memory or behind it; False when there is none."""
         if self._may_write():
             tiers = self._here.place.tiers
             for tier in tiers:
@@ -210,9 +211,9 @@ class CacheStore:
             self._connect()
             return link.is_connected() or link.is_alone
 
-    def _put_into(self, tier: SharedTier, key: bytes, value: memoryview) -> bool:
+    def _put_into(self, tier: SharedTier, key: bytes, value: list[Buffer]) -> bool:
         while not tier.put_many([(key, value)]):
-            if tier.is_kept_busy() or tier.is_out_of_space or not self._try_grow(tier, len(value)):
+            if tier.is_kept_busy() or tier.is_out_of_space or not self._try_grow(tier, sum(map(len, value))):
                 return False
         return True
 

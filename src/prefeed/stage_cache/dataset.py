@@ -70,8 +70,6 @@ class CachedDataset(MapStyle[Any]):
         cache: Where entries are kept; None: in the node's default session.
         version: Identifies the dataset instead of its fingerprint. Change it with the code and the data, and let it name both:
             ``"cifar10-train v2"``. None: the fingerprint.
-        codec: ``"pickle"``: values without an encoding of their own are pickled, and users who may write the cache may run
-            code in those who read it.
         config: Settings; defaults to those in force in the process. Not with a cache, which has its own.
 
     Raises:
@@ -87,17 +85,13 @@ class CachedDataset(MapStyle[Any]):
         cache: DatasetCache | None = None,
         *,
         version: str | None = None,
-        codec: str | None = None,
         config: Config | None = None,
     ) -> None:
         require_map_style(dataset)
         if cache is not None and not isinstance(cache, DatasetCache):
             raise TypeError(f"argument cache with value {cache!r} is not of type DatasetCache")
-        if codec not in (None, "pickle"):
-            raise ValueError(f"codec must be None or 'pickle', not {codec!r}")
         self.dataset = dataset
         self._version = version
-        self._allow_pickle = codec == "pickle"
         self._run = Run()
         self._num_passes = 0
         self._said = ""
@@ -234,8 +228,8 @@ class CachedDataset(MapStyle[Any]):
     # ------------------------------------------------------------ the stage as it is now
 
     def _start(self) -> None:
-        self._finder = Finder(revalidates=self.cache.revalidates, allow_pickle=self._allow_pickle)
-        self._maker = Maker(self.dataset, is_watched=not self._stage.is_marked, allow_pickle=self._allow_pickle)
+        self._finder = Finder(revalidates=self.cache.revalidates)
+        self._maker = Maker(self.dataset, is_watched=not self._stage.is_marked)
         self._auditor = Auditor(self._run)
 
     def _look_if_due(self, indices: Sequence[Any]) -> None:
@@ -261,7 +255,7 @@ class CachedDataset(MapStyle[Any]):
             self._start()
 
     def _opened(self, cache: DatasetCache) -> CacheStore | None:
-        number = int.from_bytes(self._stage.fingerprint[:4], "little") ^ self._allow_pickle
+        number = int.from_bytes(self._stage.fingerprint[:4], "little")
         return cache.use_for(number, describe(self.dataset))
 
     def _computed(self, indices: Sequence[Any], making: Making) -> list[Any]:
@@ -367,7 +361,6 @@ def mapped(
     cache: DatasetCache | None = None,
     *,
     version: str | None = None,
-    codec: str | None = None,
 ) -> MappedDataset | CachedDataset:
     """Return a dataset of ``fn(dataset[i])``, cached or not, so that steps compose.
 
@@ -377,13 +370,12 @@ def mapped(
         cache: Keeps the results of ``fn``. None: it is called each time.
         version: Identifies ``fn`` instead of its code and parameters. Change it with them, and let it name the work:
             ``"resize-64 v2"``. None: they count.
-        codec: ``"pickle"``: values without an encoding of their own are pickled.
 
     Raises:
         CannotFingerprintError: ``fn`` contains what cannot be pickled; pass ``version``.
     """
     without = MappedDataset(dataset, fn, version=version)
-    return without if cache is None else CachedDataset(without, cache, codec=codec)
+    return without if cache is None else CachedDataset(without, cache)
 
 
 def cached(
@@ -391,14 +383,13 @@ def cached(
     cache: DatasetCache | None = None,
     *,
     version: str | None = None,
-    codec: str | None = None,
     config: Config | None = None,
 ) -> CachedDataset:
     """Return a dataset whose samples are computed once and kept, for every process of this node.
 
     Arguments and errors are those of ``CachedDataset``; without a cache, samples are kept in the node's default session.
     """
-    return CachedDataset(dataset, cache, version=version, codec=codec, config=config)
+    return CachedDataset(dataset, cache, version=version, config=config)
 
 
 class MappedDataset(MapStyle[Any]):

@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 from prefeed.errors import EntryFormatError
 from prefeed.interception import current_reader
 from prefeed.stage_cache.cache_store import CacheStore
-from prefeed.stage_cache.codec import decode, note_of
 from prefeed.stage_cache.files_seen import FilesSeen, Note, decode_note, keys_now
-from prefeed.stage_cache.layout import Header, unpack_header
+from prefeed.stage_cache.rows import Row
 
 _log = logging.getLogger("prefeed")
 
@@ -26,15 +25,13 @@ class Finder:
     **Threads and processes.** Any thread; works on after a fork.
     """
 
-    def __init__(self, *, revalidates: bool, allow_pickle: bool) -> None:
+    def __init__(self, *, revalidates: bool) -> None:
         """Note how to read.
 
         Args:
             revalidates: Files are asked each time whether they have changed; else once.
-            allow_pickle: Decode pickled values as well.
         """
         self._revalidates = revalidates
-        self._allow_pickle = allow_pickle
         self._trusted: dict[bytes, bytes] = {}
 
     def found(
@@ -57,7 +54,7 @@ class Finder:
             true = self._true(notes)
             copy = borrow is None or not all(true)
             samples = [
-                self._decoded(entry, copy=copy) if is_true and entry is not None else ABSENT
+                _load(entry.row, copy=copy) if is_true and entry is not None else ABSENT
                 for entry, is_true in zip(entries, true, strict=True)
             ]
             if borrow is not None and not copy:
@@ -93,26 +90,26 @@ class Finder:
             for note in notes
         ]
 
-    def _decoded(self, entry: _Entry, *, copy: bool) -> Any:
-        try:
-            return decode(entry.view, entry.header, copy=copy, allow_pickle=self._allow_pickle)
-        except EntryFormatError as err:
-            _log.warning("prefeed: a damaged entry is recomputed: %s", str(err))
-            return ABSENT
-
 
 class _Entry(NamedTuple):
-    view: memoryview
-    header: Header
+    row: Row
     note: Note
 
 
 def _opened(view: memoryview) -> _Entry | None:
     try:
-        header = unpack_header(view)
-        return _Entry(view, header, decode_note(note_of(view, header)))
+        row = Row.open(view)
+        return _Entry(row, decode_note(row.note))
     except EntryFormatError:
         return None
+
+
+def _load(row: Row, *, copy: bool) -> Any:
+    try:
+        return row.load(copy=copy)
+    except EntryFormatError as err:
+        _log.warning("prefeed: a sample is computed again: %s", err)
+        return ABSENT
 
 
 def _tell_stage_above(notes: Iterable[Note]) -> None:

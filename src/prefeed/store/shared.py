@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64
 
 from prefeed.store.index import Index, IndexReader, Place
 from prefeed.store.log import value_size
@@ -50,7 +50,8 @@ _STEP_BYTES: Final = 64 * 1024**2
 _TRIM_SECONDS: Final = 0.1
 """Wait of a writer for a server that gives space back."""
 
-Put = tuple[bytes, Buffer]
+Put = tuple[bytes, Buffer | list[Buffer]]
+"""A key, and its value or the parts of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,10 +173,11 @@ class SharedTier:
             files = self._opened(makes=True)
             if files is None or not items:
                 return 0
-            places = self._take_places(files, [value_size(value) for _, value in items])
-            for (key, value), place in zip(items, places, strict=False):
-                end = trailer(key, xxh3_64_digest(value)) if self._on_disk else trailer(key)
-                write_parts(files.segment, [memoryview(value).cast("B"), end], place.offset)
+            values = [value if isinstance(value, list) else [value] for _, value in items]
+            places = self._take_places(files, [sum(map(value_size, parts)) for parts in values])
+            for (key, _), parts, place in zip(items, values, places, strict=False):
+                end = trailer(key, _digest(parts)) if self._on_disk else trailer(key)
+                write_parts(files.segment, [*parts, end], place.offset)
             with files.turn() as index:
                 if not files.are_in_place():  # the store was removed or emptied
                     return 0
@@ -416,6 +418,13 @@ class _Files:
             mapped = mmap.mmap(self.segment, os.fstat(self.segment).st_size, prot=mmap.PROT_READ)
             self._map = memoryview(mapped)
         return self._map[place.offset : end]
+
+
+def _digest(parts: Sequence[Buffer]) -> bytes:
+    sum_ = xxh3_64()
+    for part in parts:
+        sum_.update(part)
+    return sum_.digest()
 
 
 def _close_all(descriptors: Sequence[int], turn: ProcessLock) -> None:
