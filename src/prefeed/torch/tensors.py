@@ -70,19 +70,3 @@ def make_tensor(
         flat = torch.frombuffer(data, dtype=getattr(torch, dtype))
         tensor = flat.view(shape) if stride is None else flat.as_strided(shape, stride)
     return tensor.requires_grad_() if requires_grad else tensor
-
-
-def content_of(value: torch.Tensor) -> tuple[str, Callable[[], np.ndarray[Any, Any]]] | None:
-    """Return what a tensor is besides its bytes, and a function for these; None when it is not dense.
-
-    Raises:
-        RuntimeError: It has no memory.
-    """
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        return None
-
-    def content() -> np.ndarray[Any, Any]:
-        plain = value.detach().as_subclass(torch.Tensor).cpu().contiguous().resolve_conj().resolve_neg()
-        return np.asarray(plain.reshape(-1).view(torch.uint8).numpy())
-
-    return f"{value.dtype} {tuple(value.shape)} {value.requires_grad}", content
