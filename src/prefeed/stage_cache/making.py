@@ -124,7 +124,7 @@ class Maker:
             if attempt.drew is not None and not self._draws:  # was that the stage, or another thread?
                 attempt = self._attempt(index, scope())
                 if attempt.drew is not None:
-                    self._drew(attempt.drew)
+                    self._drew(store, attempt.drew)
             if self.computes_twice(store) or (not self._draws and standing.is_new(attempt.files)):
                 self._make_again(store, index, attempt)
             else:
@@ -243,12 +243,14 @@ class Maker:
             return False
         return store.put(key, entry)
 
-    def _drew(self, generator: str) -> None:
-        """A generator moved twice: refuse the stage if it did that from the start, else keep no more of it."""
+    def _drew(self, store: CacheStore, generator: str) -> None:
+        """Refuse the stage if a generator has moved twice from the start; later, empty the cache and keep no more samples."""
         name = describe(self._dataset)
         if threading.active_count() > 1:
             self._num_unsure += 1
             self._draws = self._num_unsure >= _FIRST_SAMPLES
+            if self._draws:
+                store.empty()
             self._warn_once(
                 "unsure",
                 f"{generator} was drawn from while {name} made a sample, by it or by another thread: such samples are not "
@@ -258,6 +260,7 @@ class Maker:
         where = f"{name} draws from {generator} while it makes a sample"
         if self._num_made < _FIRST_SAMPLES:
             raise RandomStageError(refusal(where))
+        store.empty()
         self._draws = True
         self._warn_once("draws", f"{where}: its samples are not kept from now on")
 
