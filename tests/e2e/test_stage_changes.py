@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchvision import datasets, transforms
 
 import prefeed
@@ -300,6 +300,158 @@ def test_nothing_that_stays_is_made_again(stage: Any) -> None:
         for _ in range(3):
             cached.samples(range(NUM_SAMPLES))
         assert (cached.get_stat().hits, cached.get_stat().misses) == (2 * NUM_SAMPLES, NUM_SAMPLES)
+
+
+CHANGES_IN_MID_EPOCH: dict[str, Callable[[Any, Any], None]] = {
+    "attribute": lambda stage, plain: setattr(plain, "how", "of_environment"),
+    "method": lambda stage, plain: of_method(stage),
+    "global": lambda stage, plain: setattr(stage, "helper", other_helper),
+    "added attribute": lambda stage, plain: setattr(plain, "of_helper", lambda index: 2 * index),
+}
+
+
+@pytest.mark.usefixtures("_put_back")
+@pytest.mark.parametrize("change", CHANGES_IN_MID_EPOCH)
+def test_samples_after_a_change_in_mid_epoch_are_not_those_of_before(
+    stage: Any, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFEED_TEST_SCALE", "2")
+    plain = stage.Data("of_helper")
+    cached = prefeed.CachedDataset(plain)
+    before = cached.cache
+    assert [cached[index] for index in range(8)] == [*range(8)]
+    CHANGES_IN_MID_EPOCH[change](stage, plain)
+    assert [cached[index] for index in range(8, NUM_SAMPLES)] == [2 * index for index in range(8, NUM_SAMPLES)]
+    assert before.get_stat().num_mem_cached == 8
+
+
+def test_a_transform_that_is_swapped_between_two_loops(stage: Any) -> None:
+    plain = stage.Data("of_helper")
+    cached = prefeed.CachedDataset(plain)
+    training, validation = Subset(cached, range(8)), Subset(cached, range(8, NUM_SAMPLES))
+    for _ in range(3):
+        plain.of_helper = lambda index: ("train", index)
+        assert {training[index][0] for index in range(8)} == {"train"}
+        plain.of_helper = lambda index: ("eval", index)
+        assert {validation[index][0] for index in range(4)} == {"eval"}
+    plain.of_helper = lambda index: ("train", index)
+    later = prefeed.CachedDataset(plain)
+    assert [later[index] for index in range(NUM_SAMPLES)] == [("train", index) for index in range(NUM_SAMPLES)]
+    assert audits_failed() == 0
+
+
+class Deep:
+    """Scales by an item of a long list, whose items are not compared between fingerprints."""
+
+    def __init__(self) -> None:
+        self.scales = [1] * 1000
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.scales[500]
+
+
+def test_samples_computed_since_the_last_fingerprint_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Deep()
+    cached = prefeed.CachedDataset(plain)
+    with monkeypatch.context() as patch:
+        patch.setattr("prefeed.stage_cache.stage._SHARE_OF_LOOKS", 1e-9)  # none within the epoch
+        for index in range(100):
+            plain.scales[500] = 1 if index < 50 else 7
+            assert cached[index] == index * plain.scales[500]
+        assert cached[0] == 0  # the next epoch
+    later = prefeed.CachedDataset(Deep())
+    assert [later[index] for index in range(100)] == [*range(100)]
+    assert audits_failed() == 0
+
+
+class DrawingLate:
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> float:
+        return float(np.random.rand()) if index >= 17 else float(index)
+
+
+def test_a_stage_that_draws_late_leaves_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefeed.stage_cache.auditing.ON_CREDIT", 0)
+    monkeypatch.setattr("prefeed.stage_cache.auditing.SHARE", 0.0)
+    cached = prefeed.CachedDataset(DrawingLate())
+    first, second = ([cached[index] for index in range(64)] for _ in range(2))
+    assert first[:17] == second[:17]
+    assert not set(first[17:]) & set(second[17:])
+    assert cached.get_stat().num_mem_cached == 0
+
+
+class Resized:
+    """Fills its size with the first sample, and counts them next to a setting."""
+
+    def __init__(self) -> None:
+        self.size: int | None = None
+        self.state = {"scale": 1}
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        self.size = self.size or 1
+        self.state["last"] = index
+        return index * self.size * self.state["scale"]
+
+
+def test_what_samples_fill_counts_once_the_user_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefeed.stage_cache.auditing.ON_CREDIT", 0)
+    plain = Resized()
+    cached = prefeed.CachedDataset(plain)
+
+    def samples() -> list[int]:
+        return [cached[index] for index in range(NUM_SAMPLES)]
+
+    assert samples() == samples() == [*range(NUM_SAMPLES)]
+    assert cached.get_stat().hits == NUM_SAMPLES
+    plain.size = 10
+    assert samples() == [10 * index for index in range(NUM_SAMPLES)]
+    plain.state["scale"] = 1000
+    assert samples() == [10_000 * index for index in range(NUM_SAMPLES)]
+    assert audits_failed() == 0
+
+
+class Remembering(Resized):
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: dict[int, int] = {}
+
+    def __getitem__(self, index: int) -> int:
+        return self.results.setdefault(index, super().__getitem__(index))
+
+
+def test_a_spawned_worker_after_its_parent_has_computed_samples() -> None:
+    cached = prefeed.CachedDataset(Remembering())
+    assert [cached[index] for index in range(NUM_SAMPLES)] == [*range(NUM_SAMPLES)]
+    loader = DataLoader(cached, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert list(loader) == [*range(NUM_SAMPLES)]
+    assert cached.get_stat().hits == NUM_SAMPLES
+
+
+def test_indices_that_torch_passes_on() -> None:
+    data = TensorDataset(torch.arange(10))
+    subset = Subset(data, [3, 4, 5])
+    cached = prefeed.CachedDataset(subset)
+    for index in ([0, 1], 1, torch.tensor(1), np.int64(1), -1, [0, 1]):
+        assert torch.equal(cached[index][0], subset[index][0])
+    itself = prefeed.CachedDataset(Itself())
+    for index in (2, np.int64(2), np.int32(2), -1, True, 2):
+        assert (type(itself[index]), itself[index]) == (type(index), index)
+
+
+class Itself:
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
 
 
 def test_a_spawned_worker_that_imports_other_code(stage: Any, tmp_path: Path) -> None:

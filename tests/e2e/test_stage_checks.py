@@ -26,6 +26,7 @@ from prefeed.errors import RandomStageError
 from prefeed.stage_cache.auditing import ON_CREDIT
 from prefeed.stage_cache.files_seen import Standing
 from prefeed.stage_cache.making import is_checking
+from prefeed.stage_cache.parts import FilledParts
 
 NUM_SAMPLES = 24
 
@@ -56,7 +57,7 @@ def begin_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     of_module.clear()
     monkeypatch.setattr(sys.modules[__name__], "of_all", None)
     monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
-    monkeypatch.setattr("prefeed.stage_cache.stage._filled", {})
+    monkeypatch.setattr("prefeed.stage_cache.stage.filled", FilledParts())
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ _log = logging.getLogger("prefeed")
 _SKIPPED_WHEN_FULL: Final = 64
 """This number of values is not offered to a cache that had no room: room comes seldom, and encoding costs."""
 
+_DISCARDED: Final = b"discarded"
+
 _MARGIN_SHARE: Final = 50
 """A tier is full when no more than a fiftieth is left: its index has to grow."""
 
@@ -149,6 +151,11 @@ class CacheStore:
             self._say_full()
         self._skip = _SKIPPED_WHEN_FULL
         return False
+
+    def discard(self, keys: Sequence[bytes]) -> None:
+        """Overwrite entries with one that cannot be read, so that nobody finds them; the whole cache is emptied if that fails."""
+        if not all(self.put(key, [_DISCARDED]) for key in keys if self.holds(key)):
+            self.empty()
 
     def empty(self) -> bool:
         """Delete all entries, for all processes; False when some could not be deleted."""

@@ -94,6 +94,7 @@ class CachedDataset(MapStyle[Any]):
         self._version = version
         self._run = Run()
         self._num_passes = 0
+        self._unconfirmed: list[bytes] = []  # keys of samples computed since the last fingerprint
         self._said = ""
         self._stage = Stage(dataset, version)
         self._cache = DatasetCache.default(config) if cache is None else cache
@@ -168,14 +169,10 @@ class CachedDataset(MapStyle[Any]):
         if at is not None and may_wait and batch.found[at] is not ABSENT:
             waiting.add(partial(self._audit_now, batch.at(at)))
         absent = [at for at, sample in enumerate(batch.found) if sample is ABSENT]
-        is_first = bool(absent) and self._maker.computes_twice(store)
-        if is_first:
-            self._look()  # computing samples makes all changes after this
-            if self._store is not store:
-                return self.samples(indices, making=making, borrow=borrow)
+        if absent and not self._is_still_of(store):
+            return self.samples(indices, making=making, borrow=borrow)
         try:
-            with self._stage.computing() if is_first else nullcontext():
-                self._make(batch, absent)
+            self._make(batch, absent)
         finally:  # one that another process made meanwhile was found; one that raises was neither
             if not is_checking():
                 num_missing = sum(batch.found[at] is ABSENT for at in absent)
@@ -219,7 +216,7 @@ class CachedDataset(MapStyle[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._look_if_due(())
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_PROCESS}
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_PROCESS} | {"_unconfirmed": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -239,6 +236,7 @@ class CachedDataset(MapStyle[Any]):
     def _look(self) -> None:
         """Take the fingerprint again. If it is another one, switch to the cache of that stage."""
         before, store = self._stage.fingerprint, self._store
+        is_certain = self._stage.has_changed()  # and had not before any of the samples that were computed
         try:
             self._stage.look()
             if self._stage.fingerprint != before:
@@ -252,7 +250,10 @@ class CachedDataset(MapStyle[Any]):
                 self._said = str(err)
                 _log.warning("prefeed: the dataset has changed, its samples are not cached any more: %s", str(err))
         if self._stage.fingerprint != before:
+            if store is not None and not is_certain:
+                store.discard(self._unconfirmed)
             self._start()
+        self._unconfirmed.clear()
 
     def _opened(self, cache: DatasetCache) -> CacheStore | None:
         number = int.from_bytes(self._stage.fingerprint[:4], "little")
@@ -260,7 +261,8 @@ class CachedDataset(MapStyle[Any]):
 
     def _computed(self, indices: Sequence[Any], making: Making) -> list[Any]:
         """Return samples that are not kept."""
-        return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
+        with self._stage.computing(leaves_out=False):
+            return [self._maker.made(index, partial(making, at)) for at, index in enumerate(indices)]
 
     # ------------------------------------------------------------ audits
 
@@ -299,9 +301,18 @@ class CachedDataset(MapStyle[Any]):
 
     # ------------------------------------------------------------ making
 
+    def _is_still_of(self, store: CacheStore) -> bool:
+        """Take the fingerprint before samples are computed, if that is due, and return whether they are stored there."""
+        if self._maker.computes_twice(store) or self._stage.is_doubtful():
+            self._look()
+        return self._store is store
+
     def _make(self, batch: _Batch, absent: list[int]) -> None:
         """Make samples of a batch, those first that no other process is making."""
-        with kept_in_place():
+        if not absent:
+            return
+        is_first = self._maker.computes_twice(batch.store)
+        with self._stage.computing(leaves_out=is_first), kept_in_place():
             for at in [at for at in absent if not self._try_make(batch, at)]:
                 self._wait_and_make(batch, at)
 
@@ -333,6 +344,7 @@ class CachedDataset(MapStyle[Any]):
             batch.store, batch.indices[at], batch.keys[at], partial(batch.making, at)
         )
         batch.made.append(at)
+        self._unconfirmed.append(batch.keys[at])
 
 
 _OF_PROCESS: Final = frozenset({"_finder", "_maker", "_auditor"})

@@ -5,22 +5,26 @@ from __future__ import annotations
 import operator
 import os
 import time
-import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import numpy as np
 from xxhash import xxh3_128_digest
 
 from prefeed.errors import CannotFingerprintError
 from prefeed.shown import describe
 from prefeed.sources.filesystems import OWN
-from prefeed.stage_cache.fingerprint import ABSENT, Part, Slot, Walk, fingerprint
+from prefeed.stage_cache.fingerprint import ABSENT, Part, Walk, fingerprint
+from prefeed.stage_cache.parts import Snapshot, filled, label_of
 
-_LOOKS_AT_ONCE: Final = 16.0
 _SHARE_OF_LOOKS: Final = 0.01
-"""A fingerprint is taken whenever an epoch begins, at most this often beyond this part of the time."""
+_MAX_CREDIT_SECONDS: Final = 1.0
+"""A fingerprint is taken whenever an epoch begins, for at most this part of the time beyond the first second."""
+
+_MAX_FALSE_ALARMS: Final = 16
+"""Number of fingerprints that find no change after a part was set, from which on they are taken for a part of the time, too."""
 
 _MAX_REQUESTED: Final = 1 << 16
 """Maximum number of indices that are remembered to recognise the next epoch."""
@@ -28,18 +32,13 @@ _MAX_REQUESTED: Final = 1 << 16
 _MAX_FILLED: Final = 64
 """Maximum number of parts found at once that computing samples changes."""
 
-_filled: dict[Slot, Part] = {}
-"""Parts of stages that computing samples changes in this process, such as counters and open files, as they were before."""
-
-_holders: list[Any] = []
-"""Holders of such parts without weak references: an id is another object's once its own is gone."""
-
 
 class Stage:
     """Dataset whose samples are cached.
 
-    The fingerprint is taken when a process begins, and when an epoch begins: a sample is requested again. Parts that computing samples
-    changes, such as files that are opened late, do not count: the fingerprint is compared before and after.
+    The fingerprint is taken when a process begins, and when an epoch begins: a sample is requested again. It is also taken before samples
+    are computed, if a part of the stage was set since, and for a hundredth of the time. Parts that computing samples changes, such as files
+    that are opened late, do not count: the fingerprint is compared before and after.
 
     **Threads and processes.** Any thread. A forked child takes the fingerprint again, and so does an unpickled copy.
 
@@ -62,35 +61,58 @@ class Stage:
         self._dataset = dataset
         self._version = version
         self._requested: set[Any] = set()
-        self._allowed = _LOOKS_AT_ONCE
-        self._earned_until = time.monotonic()
+        self._credit_seconds = _MAX_CREDIT_SECONDS
+        self._looked_at = self._earned_until = time.monotonic()
+        self._num_false_alarms = 0
         self.cost_seconds: float = 0.0
         self.fingerprint: bytes = b""
         self.is_marked: bool = False
         self._walk: Walk | None = None
-        self.look()
+        self._snapshot: Snapshot | None = None
+        self._filled_by_parent: dict[tuple[str, str, Part], Part] = {}
+        try:
+            self.look()
+        except CannotFingerprintError as err:
+            raise CannotFingerprintError(
+                f"{err}. If computing a sample has set it, wrap the dataset before its samples are read", **err.details
+            ) from err
 
     def look(self) -> None:
         """Take the fingerprint again; raises as the constructor."""
         self._process_id: int = os.getpid()
         began = time.monotonic()
+        self._num_false_alarms += self.has_changed()
         try:
             found = self._take_fingerprint()
         finally:
-            self.cost_seconds = time.monotonic() - began
+            self._looked_at = time.monotonic()
+            self.cost_seconds = self._looked_at - began
         if found != self.fingerprint:
             self.fingerprint, self.is_marked = found, _is_marked(self._dataset)
+            self._num_false_alarms = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # Other code may be imported in the process that unpickles it: the fingerprint is due there.
-        return self.__dict__ | {"_process_id": 0, "_walk": None, "_requested": set()}
+        return (
+            self.__dict__
+            | {"_process_id": 0, "_walk": None, "_snapshot": None, "_requested": set()}
+            | {"_filled_by_parent": self._filled_here()}
+        )
 
     def is_due(self, indices: Sequence[Any]) -> bool:
         """Return whether to take the fingerprint again before these samples are read."""
         is_again = self._are_requested_again(indices)
         if is_again:
             OWN.look_again()
-        return os.getpid() != self._process_id or (is_again and self._may_look())
+        return os.getpid() != self._process_id or (is_again and (self._is_alarming() or self._may_look()))
+
+    def is_doubtful(self) -> bool:
+        """Return whether to take the fingerprint again before samples are computed, because they are stored under it."""
+        return self._is_alarming() or time.monotonic() - self._looked_at >= self.cost_seconds / _SHARE_OF_LOOKS
+
+    def has_changed(self) -> bool:
+        """Return whether a named part was set since the last fingerprint and the last sample computed. Takes microseconds."""
+        return self._snapshot is not None and (self._snapshot.has_changed() or filled.have_changed())
 
     def key(self, index: Any) -> bytes:
         """Return the 16 bytes that identify a sample.
@@ -106,26 +128,65 @@ class Stage:
         return xxh3_128_digest(self.fingerprint + fingerprint(sample))
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Compute samples inside; parts of the stage that this changes do not count from then on.
+    def computing(self, *, leaves_out: bool = True) -> Iterator[None]:
+        """Compute samples inside.
 
-        Take the fingerprint before, because a part that the user has changed meanwhile would not count either.
+        Args:
+            leaves_out: Parts of the stage that this changes do not count from then on. Take the fingerprint before, because a part that
+                the user has changed in the meantime would not count either.
         """
+        filled.begin_computing()
         try:
             yield
         finally:
-            if self._walk is not None:
+            if leaves_out and self._walk is not None:
                 self._leave_out_changed_parts(self._walk)
+            filled.end_computing()
+            if self._snapshot is not None:
+                self._snapshot.take()
 
     def _take_fingerprint(self) -> bytes:
         if self._version is not None:
             return fingerprint(("version", self._version, describe(self._dataset)))
-        self._walk = Walk(filled=_filled)
-        return self._walk.fingerprint(stage_of(self._dataset), name=type(self._dataset).__qualname__)
+        filled.count_those_set()
+        if self._filled_by_parent:
+            self._fill_as_parent()
+        walk = self._walk = Walk(filled=filled.digests)
+        found = walk.fingerprint(stage_of(self._dataset), name=type(self._dataset).__qualname__)
+        self._snapshot = Snapshot(walk, filled.digests)
+        return found
+
+    def _filled_here(self) -> dict[tuple[str, str, Part], Part]:
+        """Return the digests of parts from before computing by holder, name, and present digest: a spawned child finds them by these."""
+        if self._walk is None or not filled.digests:
+            return {}
+        now = self._present()
+        return {
+            (label_of(now.holders[slot[0]]), slot[1], part): filled.digests[slot]
+            for slot, part in now.slots.items()
+            if slot in filled.digests
+        }
+
+    def _fill_as_parent(self) -> None:
+        """Leave out the parts that computing has changed in the parent, if they came here as they were there."""
+        now = self._present()
+        for slot, part in now.slots.items():
+            holder = now.holders[slot[0]]
+            before = self._filled_by_parent.get((label_of(holder), slot[1], part))
+            if before is not None and slot not in filled.digests:
+                filled.add(slot, holder, before)
+        self._filled_by_parent = {}
+
+    def _present(self) -> Walk:
+        """Walk through the stage as it is, with the parts that computing has changed."""
+        walk = Walk(skips_unpicklable=True)
+        with suppress(CannotFingerprintError):
+            walk.fingerprint(stage_of(self._dataset))
+        return walk
 
     def _leave_out_changed_parts(self, before: Walk) -> None:
         for _ in range(_MAX_FILLED):
-            now = Walk(filled=_filled, skips_unpicklable=True)
+            now = Walk(filled=filled.digests, skips_unpicklable=True)
             try:
                 if now.fingerprint(stage_of(self._dataset)) == self.fingerprint:
                     return
@@ -135,11 +196,7 @@ class Stage:
             slot = next((slot for slot in changed if slot[0] in before.holders), None)  # inner parts come first
             if slot is None:
                 return
-            _filled[slot] = before.slots.get(slot, ABSENT)
-            try:
-                weakref.finalize(now.holders[slot[0]], _filled.pop, slot, None).atexit = False
-            except TypeError:
-                _holders.append(now.holders[slot[0]])
+            filled.add(slot, now.holders[slot[0]], before.slots.get(slot, ABSENT))
 
     def _are_requested_again(self, indices: Sequence[Any]) -> bool:
         """Note samples that are requested, and return whether one of them was before in this epoch."""
@@ -156,12 +213,16 @@ class Stage:
     def _may_look(self) -> bool:
         """Return whether an epoch may begin here: samples that are drawn with replacement repeat within one."""
         now = time.monotonic()
-        earned = (now - self._earned_until) * _SHARE_OF_LOOKS / max(self.cost_seconds, 1e-4)
-        self._allowed, self._earned_until = min(self._allowed + earned, _LOOKS_AT_ONCE), now
-        if self._allowed < 1.0:
+        earned = (now - self._earned_until) * _SHARE_OF_LOOKS
+        self._credit_seconds = min(self._credit_seconds + earned, max(_MAX_CREDIT_SECONDS, self.cost_seconds))
+        self._earned_until = now
+        if self._credit_seconds < self.cost_seconds:
             return False
-        self._allowed -= 1.0
+        self._credit_seconds -= self.cost_seconds
         return True
+
+    def _is_alarming(self) -> bool:
+        return self.has_changed() and (self._num_false_alarms < _MAX_FALSE_ALARMS or self._may_look())
 
 
 # ---------------------------------------------------------------- datasets that choose samples
@@ -185,6 +246,8 @@ def sample_of(dataset: Any, index: Any) -> Any:
     """Return the identity of a sample in a stage: path and version of its object, path and label, or index."""
     kind = type(dataset)
     if _is_subset(kind):
+        if type(index) is list:  # torch passes a list on to the dataset below
+            return sample_of(dataset.dataset, [dataset.indices[at] for at in index])
         return sample_of(dataset.dataset, dataset.indices[index])
     if _is_concat(kind):
         return _sample_of_part(dataset, index)
@@ -193,17 +256,15 @@ def sample_of(dataset: Any, index: Any) -> Any:
     if _is_folder(kind):
         path, *label = dataset.samples[index]
         return os.path.abspath(path), *label
-    try:
-        at = operator.index(index)
-    except TypeError:  # a dataset that is read by name
-        return ["index", index]
-    return at + len(dataset) if at < 0 else at
+    # Indices that are equal count as several, because a dataset may return the index: 2, np.int64(2), -1.
+    if type(index) is int:
+        return index
+    return (type(index).__name__, int(index)) if isinstance(index, np.integer) else ["index", index]
 
 
 def _sample_of_part(dataset: Any, index: int) -> Any:
     """Return the identity of a sample in a ``ConcatDataset``; a part that occurs twice has each sample once."""
-    at = operator.index(index)
-    at += len(dataset) if at < 0 else 0
+    at = index + len(dataset) if operator.index(index) < 0 else index
     if not 0 <= at < len(dataset):
         raise IndexError(f"sample {index} is out of range: the dataset has {len(dataset)} samples")
     number = bisect_right(dataset.cumulative_sizes, at)

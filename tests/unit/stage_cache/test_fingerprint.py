@@ -6,6 +6,7 @@ import enum
 import functools
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -250,7 +251,7 @@ def key(dataset: Any, index: Any) -> bytes:
 def test_subsets_share_the_samples_of_what_they_choose_from() -> None:
     rows = Rows(6)
     chosen = Subset(Subset(rows, [5, 3, 1]), [2, 0])
-    assert [key(chosen, 0), key(chosen, 1), key(chosen, -1)] == [key(rows, 1), key(rows, 5), key(rows, -1)]
+    assert [key(chosen, 0), key(chosen, 1), key(chosen, -1)] == [key(rows, 1), key(rows, 5), key(rows, 5)]
     mapped = [key(MappedDataset(dataset, fn), 0) for dataset in (Subset(rows, [4]), rows) for fn in (abs, float)]
     assert len({*mapped, key(rows, 0), key(rows, 4)}) == 6
     assert mapped[0] == key(MappedDataset(rows, abs), 4)
@@ -317,7 +318,8 @@ def test_parts_that_computing_changes_do_not_count_but_others_next_to_them_do() 
     before = stage.fingerprint
     with stage.computing():
         filling[0]
-    filling[1]
+    with stage.computing(leaves_out=False):
+        filling[1]
     stage.look()
     assert stage.fingerprint == before == Stage(Filling(), None).fingerprint
     filling.parser.scale = 2
@@ -336,3 +338,73 @@ def test_other_parts_of_one_file_are_other_arrays(tmp_path: Path) -> None:
     before = fingerprint(mapped)
     os.utime(tmp_path / "a.npy", (1, 1))
     assert fingerprint(mapped) != before
+
+
+def test_a_part_that_is_set_after_computing_filled_it_counts_again() -> None:
+    filling = Filling()
+    stage = Stage(filling, None)
+    before = stage.fingerprint
+    with stage.computing():
+        filling[0]
+    filling.parser.calls = 0
+    filling.kept.clear()
+    assert stage.has_changed()
+    stage.look()
+    assert stage.fingerprint == before
+    filling.parser.calls = 7
+    stage.look()
+    assert stage.fingerprint != before
+
+
+@pytest.mark.parametrize(
+    "change", [lambda kept: kept.update({5: 5}), lambda kept: kept[0].append(2)], ids=["added", "inside"]
+)
+def test_a_small_container_that_is_changed_in_place_is_noticed_at_once(change: Any) -> None:
+    rows = Rows(4)
+    rows.kept = {0: [1]}  # type: ignore[attr-defined]
+    stage = Stage(rows, None)
+    assert not stage.has_changed()
+    change(rows.kept)  # type: ignore[attr-defined]
+    assert stage.has_changed()
+    with stage.computing(leaves_out=False):
+        pass
+    assert not stage.has_changed()
+
+
+def test_a_stage_takes_digests_of_filled_parts_along() -> None:
+    filling = Filling()
+    filling.handle = 1  # locks cannot be pickled
+    stage = Stage(filling, None)
+    before = stage.fingerprint
+    with stage.computing():
+        filling[0]
+    copy = pickle.loads(pickle.dumps(stage))
+    copy.look()
+    assert copy.fingerprint == before
+    copy._dataset.parser.calls = 9
+    copy.look()
+    assert copy.fingerprint != before
+
+
+def test_no_fingerprint_is_refused_for_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(Rows(4), None)
+    monkeypatch.setattr(stage, "cost_seconds", 0.0001)
+    stage.is_due([0])
+    assert all(stage.is_due([0]) for _ in range(100))
+    monkeypatch.setattr(stage, "cost_seconds", 10.0)
+    assert stage.is_due([0]) is False
+
+
+def test_indices_that_are_equal_and_of_other_types_are_other_samples() -> None:
+    stage = Stage(Rows(4), None)
+    indices = [2, np.int64(2), np.int32(2), torch.tensor(2), -2, True, 2.0]
+    assert len({stage.key(index) for index in indices}) == len(indices)
+
+
+def test_an_error_for_what_a_sample_has_set_says_to_wrap_before() -> None:
+    filling = Filling()
+    filling[0]
+    with pytest.raises(
+        CannotFingerprintError, match=r"Filling\.handle is a .*wrap the dataset before its samples are read"
+    ):
+        Stage(filling, None)
