@@ -26,6 +26,7 @@ from e2e.images import make_image_folder
 from prefeed.client.node import NodeClient
 from prefeed.config import current
 from prefeed.errors import RandomStageError
+from prefeed.stage_cache.dataset import MappedDataset, _confirm_all
 from prefeed.stage_cache.files_seen import Standing
 
 NUM_SAMPLES = 12
@@ -68,6 +69,9 @@ STAGE = """
 
         def of_environment(self, index):
             return index * int(os.environ["PREFEED_TEST_SCALE"])
+
+        def of_directory(self, index):
+            return index * (1 + (os.path.basename(os.getcwd()) == "other"))
 
         def of_dict(self, index):
             return index * TABLE["inner"]["size"]
@@ -118,6 +122,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     monkeypatch.setattr("prefeed.stage_cache.making.standing", Standing())
     (tmp_path / "stage_code.py").write_text(textwrap.dedent(STAGE))
     (tmp_path / "stage_conf.py").write_text(textwrap.dedent(CONF))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "stage_late.py").write_text("SIZE = 1")
     yield importlib.import_module("stage_code")
@@ -187,6 +193,7 @@ BY_KEY: dict[str, tuple[str, Callable[[Any], None]]] = {
     "monkeypatched function of a library": ("of_library", lambda stage: setattr(stage.F, "invert", inverted)),
     "monkeypatched function of numpy": ("of_numpy", lambda stage: setattr(np, "flip", lambda array: 2 * array[::-1])),
     "edited source": ("of_helper", of_source),
+    "working directory": ("of_directory", lambda stage: os.chdir(Path(stage.__file__).parent / "other")),
     "edited source of a module that is imported late": ("of_late", of_late_source),
 }
 BY_AUDIT: dict[str, tuple[str, Callable[[Any], None]]] = {
@@ -340,6 +347,22 @@ def test_a_transform_that_is_swapped_between_two_loops(stage: Any) -> None:
     assert audits_failed() == 0
 
 
+def test_a_step_of_a_dataset_that_declares_its_stage_is_swapped_in_mid_epoch(tmp_path: Path) -> None:
+    folder = datasets.ImageFolder(str(make_image_folder(tmp_path / "images", num_images=4)))
+    folder.transform = lambda image: 1
+    mapped = prefeed.mapped(folder, lambda sample: (sample[0], 1))
+    cached = prefeed.CachedDataset(Subset(mapped, range(4)))
+    before = cached.cache
+    assert cached[0] == (1, 1)
+    folder.transform = lambda image: 2
+    assert cached[1] == (2, 1)
+    middle = cached.cache
+    assert isinstance(mapped, MappedDataset)
+    mapped.fn = lambda sample: (sample[0], 2)
+    assert cached[2] == (2, 2)
+    assert [cache.get_stat().num_mem_cached for cache in (before, middle, cached.cache)] == [1, 1, 1]
+
+
 class Deep:
     """Scales by an item of a long list, whose items are not compared between fingerprints."""
 
@@ -353,7 +376,17 @@ class Deep:
         return index * self.scales[500]
 
 
-def test_samples_computed_since_the_last_fingerprint_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+ENDS: dict[str, Callable[[prefeed.CachedDataset], Any]] = {
+    "next epoch": lambda cached: cached[0],
+    "closed": lambda cached: cached.close(),
+    "end of the process": lambda cached: _confirm_all(),
+}
+
+
+@pytest.mark.parametrize("end", [pytest.param(end, id=name) for name, end in ENDS.items()])
+def test_samples_computed_since_the_last_fingerprint_are_discarded(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[prefeed.CachedDataset], Any]
+) -> None:
     plain = Deep()
     cached = prefeed.CachedDataset(plain)
     with monkeypatch.context() as patch:
@@ -361,7 +394,7 @@ def test_samples_computed_since_the_last_fingerprint_are_discarded(monkeypatch: 
         for index in range(100):
             plain.scales[500] = 1 if index < 50 else 7
             assert cached[index] == index * plain.scales[500]
-        assert cached[0] == 0  # the next epoch
+        end(cached)
     later = prefeed.CachedDataset(Deep())
     assert [later[index] for index in range(100)] == [*range(100)]
     assert audits_failed() == 0

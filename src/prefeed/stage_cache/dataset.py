@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import util
 from typing import Any, Final
 
 from prefeed.config import Config
@@ -212,6 +214,7 @@ class CachedDataset(MapStyle[Any]):
 
     def close(self) -> None:
         """Let go of what this process has open; entries stay, and a later use opens everything again."""
+        self._confirm()
         self.cache.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -254,6 +257,11 @@ class CachedDataset(MapStyle[Any]):
                 store.discard(self._unconfirmed)
             self._start()
         self._unconfirmed.clear()
+
+    def _confirm(self) -> None:
+        """Take the fingerprint again, so that samples computed since the last one are discarded if it has changed."""
+        if self._unconfirmed:
+            self._look()
 
     def _opened(self, cache: DatasetCache) -> CacheStore | None:
         number = int.from_bytes(self._stage.fingerprint[:4], "little")
@@ -345,6 +353,24 @@ class CachedDataset(MapStyle[Any]):
         )
         batch.made.append(at)
         self._unconfirmed.append(batch.keys[at])
+        _confirm_at_exit(self)
+
+
+_computing: Final[weakref.WeakSet[CachedDataset]] = weakref.WeakSet()
+_exit: util.Finalize | None = None
+
+
+def _confirm_at_exit(dataset: CachedDataset) -> None:
+    """Let this process take the fingerprint once more when it ends; a worker of ``multiprocessing`` calls nothing else then."""
+    global _exit
+    _computing.add(dataset)
+    if _exit is None or not _exit.still_active():  # a forked worker forgets what its parent has registered
+        _exit = util.Finalize(None, _confirm_all, exitpriority=1)
+
+
+def _confirm_all() -> None:
+    for dataset in list(_computing):
+        dataset._confirm()
 
 
 _OF_PROCESS: Final = frozenset({"_finder", "_maker", "_auditor"})

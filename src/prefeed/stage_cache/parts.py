@@ -20,10 +20,10 @@ from prefeed.errors import CannotFingerprintError
 from prefeed.stage_cache.contents import name_of
 from prefeed.stage_cache.fingerprint import Part, Slot, Walk, fingerprint
 
-_MAX_PARTS: Final = 1024
+_MAX_PARTS: Final = 256
 """Number of parts that are compared: a dataset may consist of a hundred thousand objects."""
 
-_MAX_VALUES: Final = 8192
+_MAX_VALUES: Final = 1024
 _MAX_ITEMS: Final = 64
 _MAX_DEPTH: Final = 2
 """Number of values in all, and size and depth of a container, up to which the items of a container are compared."""
@@ -37,15 +37,17 @@ class Snapshot:
     **Threads and processes.** Any thread.
     """
 
-    def __init__(self, walk: Walk, filled: Iterable[Slot]) -> None:
-        """Take the values of the parts that a walk has found."""
+    def __init__(self, walk: Walk, filled: Iterable[Slot], others: Iterable[tuple[Namespace, frozenset[str]]]) -> None:
+        """Take the values of the parts that a walk has found, and of other names."""
         names: dict[int, set[str]] = {}
         for holder, name in islice(reversed(walk.slots), _MAX_PARTS):  # outer ones come last
             names.setdefault(holder, set()).add(name)
         left_out: dict[int, set[str]] = {}
         for holder, name in filled:
             left_out.setdefault(holder, set()).add(name)
-        self._places: list[tuple[Namespace, frozenset[str] | None, frozenset[str]]] = []
+        self._places: list[tuple[Namespace, frozenset[str] | None, frozenset[str]]] = [
+            (namespace, known, frozenset()) for namespace, known in others
+        ]
         for key, found in names.items():
             holder, out = walk.holders[key], frozenset(left_out.get(key, ()))
             namespace = namespace_of(holder)

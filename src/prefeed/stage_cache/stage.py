@@ -153,7 +153,7 @@ class Stage:
             self._fill_as_parent()
         walk = self._walk = Walk(filled=filled.digests)
         found = walk.fingerprint(stage_of(self._dataset), name=type(self._dataset).__qualname__)
-        self._snapshot = Snapshot(walk, filled.digests)
+        self._snapshot = Snapshot(walk, filled.digests, _attributes_of(self._dataset))
         return found
 
     def _filled_here(self) -> dict[tuple[str, str, Part], Part]:
@@ -240,6 +240,19 @@ def stage_of(dataset: Any) -> Any:
     if _is_folder(kind):
         return kind, {name: value for name, value in vars(dataset).items() if name not in _OF_FOLDERS}
     return dataset, _working_directory()  # it may open files by relative paths
+
+
+def _attributes_of(dataset: Any) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
+    """Yield the attributes that ``stage_of`` takes out of datasets, and their names."""
+    kind = type(dataset)
+    if _is_declared(kind) or _is_folder(kind):
+        names = frozenset(name for name in vars(dataset) if not name.startswith("_")) - _OF_FOLDERS
+        yield vars(dataset), names
+    if _is_declared(kind) or _is_subset(kind):
+        yield from _attributes_of(getattr(dataset, "dataset", None))
+    elif _is_concat(kind):
+        for part in dataset.datasets:
+            yield from _attributes_of(part)
 
 
 def sample_of(dataset: Any, index: Any) -> Any:
