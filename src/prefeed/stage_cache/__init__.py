@@ -6,6 +6,7 @@
 ``making``         computes samples, compares them, and writes them into a cache
 ``auditing``       when found samples are recomputed and compared
 ``stage``          the stage as it is now, and the key of each sample
+``parts``          values of named parts between two fingerprints, and parts that computing samples changes
 ``fingerprint``    a hash of everything that samples are computed with
 ``contents``       the contents of functions, classes, arrays and instances, for the fingerprint
 ``distributions``  versions of installed modules

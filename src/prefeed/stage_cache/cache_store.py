@@ -153,7 +153,7 @@ class CacheStore:
         return False
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        """Overwrite entries with one that cannot be read, so that nobody finds them; the whole cache is emptied if that fails."""
+        """Overwrite entries with one that cannot be read, so that they are not found; if that fails, empty the cache."""
         if not all(self.put(key, [_DISCARDED]) for key in keys if self.holds(key)):
             self.empty()
 

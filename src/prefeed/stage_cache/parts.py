@@ -77,7 +77,7 @@ class Snapshot:
 class FilledParts:
     """Parts of all stages that computing samples changes in this process, such as counters and files opened late.
 
-    In place of such a part, the fingerprint has the digest from before. If the part has another value than computing left, somebody else has
+    In place of such a part, the fingerprint has the digest from before. If the part has another value than computing left, the user has
     set it, and it counts again.
 
     **Threads and processes.** Any thread. A forked child continues with the same parts.
