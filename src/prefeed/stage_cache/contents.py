@@ -12,14 +12,16 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from prefeed.stage_cache.distributions import digest_of_file, file_of, version_of
+from prefeed.stage_cache.distributions import version_of
+from prefeed.stage_cache.imports import Import, loaded_modules, modules_of, package_of, sources_of
 
 if TYPE_CHECKING:
     from prefeed.stage_cache.fingerprint import Walk
@@ -65,7 +67,7 @@ def contents_of(walk: Walk, value: Any) -> Any:
     if kind in _PARTS:
         return kind.__name__, [getattr(value, name) for name in _PARTS[kind]]
     if kind is types.ModuleType:
-        return "module", value.__name__, version_of(value.__name__)
+        return _module(walk, value)
     if kind in _DESCRIPTORS:
         return kind.__name__, value.__objclass__.__qualname__, value.__name__
     if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
@@ -103,17 +105,40 @@ def _function(walk: Walk, value: types.FunctionType) -> Any:
     code, module = value.__code__, name_of(value.__globals__)
     cells, own, values = _cells(value), vars(value), value.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
-    defaults = dict(zip(reversed(names), reversed(values), strict=False)) | (value.__kwdefaults__ or {})
+    parts = cells | dict(zip(reversed(names), reversed(values), strict=False)) | (value.__kwdefaults__ or {})
+    parts |= {f".{name}": item for name, item in own.items() if name != MARK}
     version = version_of(module)
     if version is not None:
-        is_made_by_another = "<locals>" in code.co_qualname or "<lambda>" in code.co_qualname
-        made_with = walk.named(value, cells | defaults, cells | defaults) if is_made_by_another else None
+        is_made_by_another = (
+            bool(cells or own) or "<" in code.co_qualname
+        )  # torch.no_grad() renames the code of its wrapper
+        made_with = walk.named(value, parts, parts) if is_made_by_another else None
         return "installed", module, code.co_qualname, version, made_with
-    loaded, imported, attributes = _names_of(code)
-    walk.reach(value.__globals__, loaded, attributes)
-    files = [(name, version_of(name) or digest_of_file(file_of(name) or "")) for name in _absolute(value, imported)]
-    parts = cells | defaults | {f".{name}": item for name, item in own.items() if name not in ("__wrapped__", MARK)}
-    return "function", code, walk.named(value, parts, parts), files
+    parts.pop(".__wrapped__", None)  # a cell as well
+    names_in = _names_in(code)
+    walk.reach(value.__globals__, names_in)
+    package = package_of(value.__globals__)
+    parts |= _imported(names_in, package)
+    return "function", module, code, walk.named(value, parts, parts), sources_of(package, names_in.imports)
+
+
+def _imported(names: CodeNames, package: str) -> dict[str, Any]:
+    """Return what code names in the user's modules that it imports."""
+    modules = set(modules_of(package, names.imports))
+    return {
+        f"{module}.{name}": namespace[name]
+        for module, namespace in loaded_modules(modules).items()
+        for name in names.attributes & namespace.keys()
+        if f"{module}.{name}" not in modules
+    }
+
+
+def _module(walk: Walk, value: types.ModuleType) -> Any:
+    version = version_of(value.__name__)
+    if version is not None:
+        return "module", value.__name__, version
+    names = [name for name in vars(value) if not (name.startswith("__") and name.endswith("__"))]
+    return "module", name_of(vars(value)), walk.named(vars(value), names, vars(value))
 
 
 def _class(walk: Walk, value: type) -> Any:
@@ -127,7 +152,8 @@ def _class(walk: Walk, value: type) -> Any:
         }
         return "installed", _module_of(value), value.__qualname__, version, patched
     own = {name: item for name, item in vars(value).items() if not _is_derived(name)}
-    return "class", value.__qualname__, type(value), value.__bases__, walk.named(value, own, own)
+    name = name_of({"__name__": _module_of(value)}), value.__qualname__
+    return "class", name, type(value), value.__bases__, walk.named(value, own, own)
 
 
 def _array(value: np.ndarray[Any, Any]) -> Any:
@@ -165,23 +191,40 @@ def _code(code: types.CodeType) -> Any:
     return "code", code.co_code, code.co_exceptiontable, counts, names, code.co_consts
 
 
+class CodeNames(NamedTuple):
+    """Names that code and the functions inside it use.
+
+    Attributes:
+        loaded: Globals that are loaded.
+        values: Those that are loaded for more than one of their attributes, for example to be passed on.
+        imports: Imports inside.
+        attributes: All names.
+    """
+
+    loaded: frozenset[str]
+    values: frozenset[str]
+    imports: tuple[Import, ...]
+    attributes: frozenset[str]
+
+
 @functools.lru_cache(4096)
-def _names_of(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
-    """Return the globals that code and the functions inside it load, the modules they import, and all names they use."""
-    codes, instructions = [code], list[dis.Instruction]()
+def _names_in(code: types.CodeType) -> CodeNames:
+    codes, steps = [code], list[dis.Instruction]()
     for each in codes:  # grows
         codes += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
-        instructions += dis.get_instructions(each)
-    loaded = dict.fromkeys(step.argval for step in instructions if step.opname in _NAMING)
-    imported = dict.fromkeys(step.argval for step in instructions if step.opname == "IMPORT_NAME")
-    return tuple(loaded), tuple(imported), frozenset(name for each in codes for name in each.co_names)
-
-
-def _absolute(function: types.FunctionType, imported: Iterable[str]) -> Iterator[str]:
-    """Yield the names of modules that a function imports; a relative one is below the function's package."""
-    package = str(function.__globals__.get("__package__") or "")
-    for name in imported:
-        yield name if not package or file_of(name) is not None else f"{package}.{name}".rstrip(".")
+        steps += [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
+    loads = [(step.argval, after.opname) for step, after in pairwise(steps) if step.opname in _NAMING]
+    imports = dict.fromkeys(
+        Import(level.argval, step.argval, names.argval or ())
+        for level, names, step in zip(steps, steps[1:], steps[2:], strict=False)
+        if step.opname == "IMPORT_NAME"
+    )
+    return CodeNames(
+        frozenset(name for name, _ in loads),
+        frozenset(name for name, after in loads if after not in ("LOAD_ATTR", "LOAD_METHOD")),
+        tuple(imports),
+        frozenset(name for each in codes for name in each.co_names),
+    )
 
 
 def _cells(function: types.FunctionType) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from xxhash import xxh3_128
 
 from prefeed.errors import CannotFingerprintError
-from prefeed.stage_cache.contents import MARK, contents_of, name_of
+from prefeed.stage_cache.contents import MARK, CodeNames, contents_of, name_of
 from prefeed.stage_cache.distributions import version_of, version_of_distribution
 
 Part = tuple[bytes, bool]
@@ -79,7 +79,7 @@ class Walk:
         self._known: dict[int, tuple[Any, bytes]] = {}
         self._open: dict[int, int] = {}
         self._globals: dict[Slot, dict[str, Any]] = {}
-        self._modules: set[tuple[int, frozenset[str]]] = set()
+        self._modules: set[tuple[int, CodeNames]] = set()
 
     def fingerprint(self, value: Any, *, name: str | None = None) -> bytes:
         """Return the hash of a value and of the globals that its code names; raises as the function ``fingerprint``."""
@@ -156,17 +156,22 @@ class Walk:
                 raise _UnpicklableError(value, str(err), [name]) from err
         return b"unpicklable", False
 
-    def reach(self, namespace: dict[str, Any], names: Iterable[str], attributes: frozenset[str]) -> None:
-        """Note globals that code names. Of a module that code names, count the attributes that the code names."""
-        for name in names:
+    def reach(self, namespace: dict[str, Any], names: CodeNames) -> None:
+        """Note the globals that code names. Of a module that code names, count the attributes that the code names."""
+        self._reach(namespace, names.loaded, names)
+
+    def _reach(self, namespace: dict[str, Any], loaded: Iterable[str], names: CodeNames) -> None:
+        is_own = version_of(name_of(namespace)) is None
+        for name in loaded:
             value = namespace.get(name)
             if isinstance(value, types.ModuleType):
-                if (id(value), attributes) not in self._modules:
-                    self._modules.add((id(value), attributes))
-                    self.reach(vars(value), attributes & vars(value).keys(), attributes)
+                if is_own and name in names.values and version_of(value.__name__) is None:  # passed on as a whole
+                    self._globals[id(namespace), name] = namespace
+                elif (id(value), names) not in self._modules:
+                    self._modules.add((id(value), names))
+                    self._reach(vars(value), names.attributes & vars(value).keys(), names)
             elif name in namespace and (
-                version_of(name_of(namespace)) is None
-                or isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
+                is_own or isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
             ):
                 self._globals[id(namespace), name] = namespace
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import json
 import os
 import pickle
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -228,6 +229,103 @@ def test_no_code_runs_for_each_of_a_hundred_thousand_paths(item: Any, monkeypatc
     monkeypatch.setattr(_Pickler, "persistent_id", lambda self, value: calls.append(type(value)) or ask(self, value))
     fingerprint(Scale([item(str(index)) for index in range(100_000)]))
     assert len(calls) < 1000
+
+
+# ---------------------------------------------------------------- code
+
+
+def named(source: str, name: str, *, module: str = "somewhere") -> Any:
+    """Return a value of a module with this source."""
+    namespace: dict[str, Any] = {"__name__": module}
+    exec(source, namespace)
+    return namespace[name]
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "enable_grad"])
+def test_functions_decorated_by_torch_count(mode: str) -> None:
+    source = f"import torch\n@torch.{mode}()\ndef f(value): return value * SCALE"
+    sources = [f"SCALE = 1\n{source}", f"SCALE = 2\n{source}", f"SCALE = 1\n{source} + 1"]
+    assert len({fingerprint(named(each, "f")) for each in sources}) == 3
+    assert fingerprint(named(sources[0], "f")) == fingerprint(named(sources[0], "f"))
+
+
+@pytest.mark.parametrize("source", ["def f(value): return value * SCALE", "class f:\n def g(self): return SCALE"])
+def test_equal_code_of_two_modules_keeps_its_order(source: str) -> None:
+    one, two = (named(f"SCALE = {scale}\n{source}", "f", module=f"module_{scale}") for scale in (1, 2))
+    assert fingerprint([one, two]) != fingerprint([two, one])
+
+
+class Project(NamedTuple):
+    folder: Path
+
+    def write(self, **sources: str) -> None:
+        for name, source in sources.items():
+            path = self.folder / "fp_package" / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name("__init__.py").touch()
+            path.write_text(source)
+
+    def load(self, name: str) -> Any:
+        importlib.invalidate_caches()
+        return importlib.import_module(f"fp_package.{name}")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Project(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fp_package"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "imported", ["from fp_package import sub", "from .. import sub", "from ..sub import S", "import fp_package.sub"]
+)
+def test_modules_that_are_imported_in_functions_count(project: Project, imported: str) -> None:
+    uses = {"import fp_package.sub": "fp_package.sub.S", "from ..sub import S": "S"}.get(imported, "sub.S")
+    project.write(
+        inner__code=f"class D:\n def __len__(self): return 4\n def __getitem__(self, index):\n  {imported}\n  return {uses}",
+        sub="from .low import S",
+        low="S = 1",
+    )
+    dataset = project.load("inner.code").D()
+    before = fingerprint(dataset)
+    project.write(low="S = 2 + 1")
+    assert fingerprint(dataset) != before
+
+    before = fingerprint(dataset)
+    assert dataset[0] == 3
+    assert fingerprint(dataset) == before  # although the modules are imported now
+    project.write(low="S = 1 + 1 + 1")
+    assert fingerprint(dataset) == before  # the process computes with what it has read
+    importlib.reload(project.load("low"))
+    assert fingerprint(dataset) != before
+
+
+def test_constants_of_a_module_that_a_function_imports_count(project: Project) -> None:
+    project.write(set_early="S = 1", user="def f():\n  from .set_early import S\n  return S")
+    early, function = project.load("set_early"), project.load("user").f
+    before = fingerprint(function)
+    early.S = 2
+    assert fingerprint(function) != before
+
+
+@pytest.mark.parametrize("user", ["Scale(conf)", "lambda: conf.S", "passed", "default", "[conf]", "listed"])
+def test_modules_as_values_count_by_their_globals(project: Project, user: str) -> None:
+    project.write(
+        conf="from . import other\nS = 1",
+        other="from . import conf\nS = 1",
+        code="from . import conf\nTABLE = [conf]\ndef used(module): return module.S\ndef passed(): return used(conf)\n"
+        "def default(module=conf): return module.S\ndef listed(): return TABLE[0].S",
+    )
+    conf = project.load("conf")
+    value = eval(user, {"Scale": Scale, "conf": conf, **vars(project.load("code")), "__name__": "somewhere"})
+    before = fingerprint(value)
+    conf.other.S = 2
+    other = fingerprint(value)
+    conf.S = 2
+    assert fingerprint(value) != other
+    assert user.startswith("lambda") or other != before
 
 
 # ---------------------------------------------------------------- samples
