@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import dis
 import functools
+import mmap
 import os
 import sys
 import types
@@ -64,6 +65,8 @@ def contents_of(walk: Walk, value: Any) -> Any:
         return _code(value)
     if kind in (set, frozenset):
         return kind.__name__, sorted(map(walk.written, value))
+    if kind in (types.BuiltinFunctionType, types.MethodType) and (owner := _owner_of(value)):
+        return "attribute", owner, version_of(owner), value.__name__
     if kind in _PARTS:
         return kind.__name__, [getattr(value, name) for name in _PARTS[kind]]
     if kind is types.ModuleType:
@@ -79,6 +82,13 @@ def contents_of(walk: Walk, value: Any) -> Any:
         return "mappingproxy", dict(value)
     array = _array(value) if isinstance(value, np.ndarray) else _tensor(value)
     return array or _instance(walk, value)
+
+
+def _owner_of(method: Any) -> str | None:
+    """Return the installed module with this method of an instance: ``random.random`` belongs to a generator."""
+    module = _module_of(type(method.__self__))
+    is_there = version_of(module) is not None and getattr(sys.modules.get(module), method.__name__, None) == method
+    return module if is_there and not isinstance(method.__self__, types.ModuleType | type) else None
 
 
 def _instance(walk: Walk, value: Any) -> Any:
@@ -148,7 +158,9 @@ def _class(walk: Walk, value: type) -> Any:
             f"{base.__qualname__}.{name}": item
             for base in value.__mro__
             for name, item in list(vars(base).items())
-            if type(item) is types.FunctionType and version_of(name_of(item.__globals__)) is None
+            if type(item) is types.FunctionType
+            and "__name__" in item.__globals__  # absent from code that attrs generates
+            and version_of(name_of(item.__globals__)) is None
         }
         return "installed", _module_of(value), value.__qualname__, version, patched
     own = {name: item for name, item in vars(value).items() if not _is_derived(name)}
@@ -158,10 +170,12 @@ def _class(walk: Walk, value: type) -> Any:
 
 def _array(value: np.ndarray[Any, Any]) -> Any:
     shown = type(value), value.shape, repr(value.dtype) if value.dtype.names else value.dtype.str
-    if isinstance(value, np.memmap) and value.mode == "r" and value.filename is not None:
-        if value.base is getattr(value, "_mmap", None):  # a whole file, as large as the data perhaps
-            status = os.stat(value.filename)
-            return "memmap", shown, os.fspath(value.filename), value.offset, status.st_size, status.st_mtime_ns
+    mapped = getattr(value, "_mmap", None)
+    if isinstance(value, np.memmap) and mapped is not None and value.mode == "r" and value.filename is not None:
+        status = os.stat(value.filename)  # the file may be as large as the data
+        start = value.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+        start += value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
+        return "memmap", shown, os.fspath(value.filename), start, value.strides, status.st_size, status.st_mtime_ns
     plain = np.asarray(value)
     content = plain.ravel().tolist() if plain.dtype.hasobject else _bytes_of(plain)
     masked = (np.ma.getmaskarray(value), value.fill_value) if isinstance(value, np.ma.MaskedArray) else None
@@ -237,8 +251,12 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
 
 @functools.cache
 def _names_set_in(cls: type) -> frozenset[str]:
-    functions = (item for item in vars(cls).values() if isinstance(item, types.FunctionType))
-    return frozenset(name for function in functions for name in function.__code__.co_names)
+    cached = {name for name, item in vars(cls).items() if isinstance(item, functools.cached_property)}
+    codes = [item.__code__ for item in vars(cls).values() if isinstance(item, types.FunctionType)]
+    steps = pairwise(step for code in codes for step in dis.get_instructions(code))
+    return frozenset(cached) | {
+        step.argval for before, step in steps if step.opname == "STORE_ATTR" and before.argval == "self"
+    }
 
 
 def _module_of(value: Any) -> str:

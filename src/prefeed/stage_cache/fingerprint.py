@@ -77,7 +77,9 @@ class Walk:
         self._filled = filled or {}
         self._skips_unpicklable = skips_unpicklable
         self._known: dict[int, tuple[Any, bytes]] = {}
-        self._open: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
+        self._unfinished = list[Any]()
+        self._lowest = 0
         self._globals: dict[Slot, dict[str, Any]] = {}
         self._modules: set[tuple[int, CodeNames]] = set()
 
@@ -113,20 +115,31 @@ class Walk:
         key = id(value)
         if key in self._known:
             return self._known[key][1]
-        if key in self._open:
-            return b"again %d" % (len(self._open) - self._open[key])
-        self._open[key] = len(self._open)
+        if key in self._positions:  # a cycle
+            self._lowest = min(self._lowest, self._positions[key])
+            return b"again %d" % (len(self._unfinished) - self._positions[key])
+        position, outer = len(self._unfinished), self._lowest
+        self._positions[key] = self._lowest = position
+        self._unfinished.append(value)  # held, because an id is another object's once its own is gone
         try:
             self.is_marked = self.is_marked or MARK in getattr(value, "__dict__", ())
             found = self.written(contents_of(self, value))
         except _UnpicklableError:
+            self._finish(position)
             raise
         except Exception as err:  # whatever the code of a class raises while it is pickled
+            self._finish(position)
             raise _UnpicklableError(value, str(err)) from err
-        finally:
-            del self._open[key]
-        self._known[key] = (value, found)  # held, because an id is another object's once its own is gone
+        if self._lowest == position:  # no value around it is part of its digest
+            self._finish(position)
+            self._known[key] = value, found
+        self._lowest = min(outer, self._lowest)
         return found
+
+    def _finish(self, position: int) -> None:
+        for value in self._unfinished[position:]:
+            del self._positions[id(value)]
+        del self._unfinished[position:]
 
     def named(self, holder: Any, names: Iterable[str], values: Mapping[str, Any]) -> list[tuple[str, bytes]]:
         """Return digests of parts by name. In which order they were set does not count."""

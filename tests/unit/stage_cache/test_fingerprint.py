@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
+import itertools
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import attr
 import numpy as np
 import pytest
 import torch
@@ -25,7 +28,7 @@ from torchvision import transforms
 
 from prefeed.errors import CannotFingerprintError
 from prefeed.stage_cache.dataset import MappedDataset
-from prefeed.stage_cache.fingerprint import _Pickler, fingerprint
+from prefeed.stage_cache.fingerprint import Walk, _Pickler, fingerprint
 from prefeed.stage_cache.stage import Stage
 
 
@@ -44,6 +47,11 @@ class Scale:
 
     def __call__(self, value: Any) -> Any:
         return value * self.by
+
+
+@attr.define
+class Attributes:
+    by: int = 1
 
 
 class Slotted:
@@ -104,6 +112,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "named tuple": lambda: Point(1),
     "dataclass": lambda: Scale(2),
     "dataclass of another value": lambda: Scale(3),
+    "attrs": lambda: Attributes,
     "slots": lambda: Slotted(1),
     "other slots": lambda: Slotted(2),
     "array": lambda: np.arange(6),
@@ -328,6 +337,41 @@ def test_modules_as_values_count_by_their_globals(project: Project, user: str) -
     assert user.startswith("lambda") or other != before
 
 
+@pytest.mark.parametrize("name", ["random", "randint"])
+def test_the_state_of_the_global_generator_does_not_count(name: str) -> None:
+    function = named(f"import random\ndef f(index): return random.Random(index).{name}(0, 9)", "f")
+    before = fingerprint((function, getattr(random, name)))
+    random.random()
+    assert fingerprint((function, getattr(random, name))) == before
+    assert fingerprint(random.Random(1).random) != fingerprint(random.Random(2).random)
+
+
+class Reader:
+    def __init__(self, scale: int) -> None:
+        self.scale = scale
+        self.decoder = Scale(self)
+
+
+class Readers:
+    def __init__(self, active: int) -> None:
+        self.all = [Reader(1), Reader(2)]
+        self.last = self.all[active].decoder
+
+
+def test_objects_that_point_back_count_by_what_they_point_to() -> None:
+    assert fingerprint(Readers(0)) != fingerprint(Readers(1))
+    assert fingerprint(Readers(0)) == fingerprint(Readers(0))
+
+
+def test_cycles_take_time_for_each_value_once() -> None:
+    grid = [[Scale(None) for _ in range(6)] for _ in range(6)]
+    for row, column in itertools.product(range(6), repeat=2):
+        grid[row][column].by = [grid[(row + 1) % 6][column], grid[row][(column + 1) % 6], grid[row - 1][column]]
+    walk = Walk()
+    walk.fingerprint(grid)
+    assert len(walk.slots) < 100
+
+
 # ---------------------------------------------------------------- samples
 
 
@@ -385,6 +429,16 @@ def test_a_class_derived_from_one_of_prefeed_is_another() -> None:
     assert len({key(dataset, 0) for dataset in datasets}) == len(datasets)
 
 
+def test_attributes_named_like_functions_of_prefeed_count() -> None:
+    def derived(name: str, value: int) -> Squared:
+        dataset = Squared(Rows(3), abs, 2)
+        setattr(dataset, name, value)
+        return dataset
+
+    names = ("describe", "shown", "__name__")  # called by MappedDataset
+    assert len({key(derived(name, value), 0) for name in names for value in (1, 2)}) == 2 * len(names)
+
+
 # ---------------------------------------------------------------- parts that computing samples changes
 
 
@@ -430,10 +484,17 @@ def test_parts_that_computing_changes_do_not_count_but_others_next_to_them_do() 
 
 def test_other_parts_of_one_file_are_other_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(10))
-    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
-    assert fingerprint(mapped) == fingerprint(np.load(tmp_path / "a.npy", mmap_mode="r"))
-    assert fingerprint(mapped[:5]) != fingerprint(mapped[5:])
-    before = fingerprint(mapped)
+
+    def mapped(mode: Any = "r") -> Any:
+        return np.load(tmp_path / "a.npy", mmap_mode=mode)
+
+    views = [lambda each: each, *(lambda each, at=at: each[at:][:5] for at in (0, 1, 5)), lambda each: each[::2]]
+    views += [lambda each: each.reshape(2, 5), lambda each: each.reshape(2, 5).T, lambda each: each.view(np.uint8)]
+    for mode in ("r", "r+", "c"):
+        found = [fingerprint(view(mapped(mode))) for view in views]
+        assert found == [fingerprint(view(mapped(mode))) for view in views]
+        assert len(set(found)) == len(found)
+    before = fingerprint(mapped()[:5])
     os.utime(tmp_path / "a.npy", (1, 1))
     assert fingerprint(mapped) != before
 
@@ -506,3 +567,4 @@ def test_an_error_for_what_a_sample_has_set_says_to_wrap_before() -> None:
         CannotFingerprintError, match=r"Filling\.handle is a .*wrap the dataset before its samples are read"
     ):
         Stage(filling, None)
+    assert fingerprint(mapped()[:5]) != before
