@@ -9,8 +9,10 @@ from __future__ import annotations
 import copyreg
 import dis
 import functools
+import io
 import mmap
 import os
+import struct
 import sys
 import types
 from collections.abc import Mapping
@@ -37,8 +39,15 @@ _PARTS: Final[dict[type, tuple[str, ...]]] = {
     functools.cached_property: ("func",),
     type(functools.lru_cache(len)): ("__wrapped__",),
     types.MethodType: ("__func__", "__self__"),
+    struct.Struct: ("format",),
 }
 """Attributes that stand for values which pickle does not take."""
+
+_TRANSPARENT: Final = (
+    *(type, types.FunctionType, types.ModuleType, tuple, list, dict, set, frozenset, *_PARTS),
+    *(functools.partial, functools.partialmethod, functools.singledispatchmethod),
+)
+"""Types of values that only hold others."""
 
 _DESCRIPTORS: Final = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
@@ -119,10 +128,12 @@ def _function(walk: Walk, value: types.FunctionType) -> Any:
     parts |= {f".{name}": item for name, item in own.items() if name != MARK}
     version = version_of(module)
     if version is not None:
+        if module == "functools" and "registry" in own:  # a singledispatch function, whose cache changes
+            parts = {"registry": list(own["registry"].items())}
         is_made_by_another = (
             bool(cells or own) or "<" in code.co_qualname
         )  # torch.no_grad() renames the code of its wrapper
-        made_with = walk.named(value, parts, parts) if is_made_by_another else None
+        made_with = walk.standing(value, parts, parts) if is_made_by_another else None
         return "installed", module, code.co_qualname, version, made_with
     parts.pop(".__wrapped__", None)  # a cell as well
     names_in = _names_in(code)
@@ -148,7 +159,7 @@ def _module(walk: Walk, value: types.ModuleType) -> Any:
     if version is not None:
         return "module", value.__name__, version
     names = [name for name in vars(value) if not (name.startswith("__") and name.endswith("__"))]
-    return "module", name_of(vars(value)), walk.named(vars(value), names, vars(value))
+    return "module", name_of(vars(value)), walk.standing(vars(value), names, vars(value))
 
 
 def _class(walk: Walk, value: type) -> Any:
@@ -165,7 +176,7 @@ def _class(walk: Walk, value: type) -> Any:
         return "installed", _module_of(value), value.__qualname__, version, patched
     own = {name: item for name, item in vars(value).items() if not _is_derived(name)}
     name = name_of({"__name__": _module_of(value)}), value.__qualname__
-    return "class", name, type(value), value.__bases__, walk.named(value, own, own)
+    return "class", name, type(value), value.__bases__, walk.standing(value, own, own)
 
 
 def _array(value: np.ndarray[Any, Any]) -> Any:
@@ -262,6 +273,21 @@ def _names_set_in(cls: type) -> frozenset[str]:
 def _module_of(value: Any) -> str:
     module = getattr(value, "__module__", None)
     return module if isinstance(module, str) else "builtins"  # types of some compiled packages have a descriptor there
+
+
+def is_opaque(value: Any) -> bool:
+    """Return whether a value is an instance of an installed class, whose inner parts are no concern of the user's."""
+    return not isinstance(value, _TRANSPARENT) and version_of(_module_of(type(value))) is not None
+
+
+def type_of(value: Any) -> Any:
+    """Return what is known of a value that cannot be pickled: its type and, of files and foreign functions, the name."""
+    names = ("name",) if isinstance(value, io.IOBase) else ("filename", "__name__")
+    shown = list[str]()
+    for name in names:
+        with suppress(Exception):  # whatever the code of a class raises
+            shown += [each for each in (getattr(value, name, None),) if isinstance(each, str)]
+    return type(value), shown
 
 
 def name_of(namespace: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from xxhash import xxh3_128
 
 from prefeed.errors import CannotFingerprintError
-from prefeed.stage_cache.contents import MARK, CodeNames, contents_of, name_of
+from prefeed.stage_cache.contents import MARK, CodeNames, contents_of, is_opaque, name_of, type_of
 from prefeed.stage_cache.distributions import version_of, version_of_distribution
 
 Part = tuple[bytes, bool]
@@ -80,6 +80,7 @@ class Walk:
         self._positions: dict[int, int] = {}
         self._unfinished = list[Any]()
         self._lowest = 0
+        self._is_standing = self._may_count_by_type = False
         self._globals: dict[Slot, dict[str, Any]] = {}
         self._modules: set[tuple[int, CodeNames]] = set()
 
@@ -90,7 +91,7 @@ class Walk:
             named, num_done = [], 0
             while num_done < len(self._globals):  # these name others
                 (_, reached), namespace = list(self._globals.items())[num_done]
-                named.append(self.written((name_of(namespace), self.named(namespace, (reached,), namespace))))
+                named.append(self.written((name_of(namespace), self.standing(namespace, (reached,), namespace))))
                 num_done += 1
         except _UnpicklableError as err:
             raise err.for_user(name or type(value).__qualname__) from err
@@ -121,15 +122,21 @@ class Walk:
         position, outer = len(self._unfinished), self._lowest
         self._positions[key] = self._lowest = position
         self._unfinished.append(value)  # held, because an id is another object's once its own is gone
+        may_count_by_type = self._may_count_by_type
+        self._may_count_by_type = self._is_standing and not is_opaque(value)
         try:
             self.is_marked = self.is_marked or MARK in getattr(value, "__dict__", ())
             found = self.written(contents_of(self, value))
-        except _UnpicklableError:
-            self._finish(position)
-            raise
         except Exception as err:  # whatever the code of a class raises while it is pickled
             self._finish(position)
-            raise _UnpicklableError(value, str(err)) from err
+            self._lowest = min(outer, self._lowest)
+            if not may_count_by_type or _has_value(value, str(err)):
+                if isinstance(err, _UnpicklableError):
+                    raise
+                raise _UnpicklableError(value, str(err)) from err
+            return self.written(("no value", type_of(value)))
+        finally:
+            self._may_count_by_type = may_count_by_type
         if self._lowest == position:  # no value around it is part of its digest
             self._finish(position)
             self._known[key] = value, found
@@ -140,6 +147,15 @@ class Walk:
         for value in self._unfinished[position:]:
             del self._positions[id(value)]
         del self._unfinished[position:]
+
+    def standing(self, holder: Any, names: Iterable[str], values: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+        """Return digests of globals or attributes of a class, by name. Those without a value, such as locks, count by type."""
+        before = self._is_standing, self._may_count_by_type
+        self._is_standing = self._may_count_by_type = True
+        try:
+            return self.named(holder, names, values)
+        finally:
+            self._is_standing, self._may_count_by_type = before
 
     def named(self, holder: Any, names: Iterable[str], values: Mapping[str, Any]) -> list[tuple[str, bytes]]:
         """Return digests of parts by name. In which order they were set does not count."""
@@ -227,6 +243,11 @@ class _UnpicklableError(Exception):
             where=where,
             type=what,
         )
+
+
+def _has_value(value: Any, reason: str) -> bool:
+    """Return whether a value that cannot be pickled has contents: weights or code of torch, or a cycle of plain lists."""
+    return str(type(value).__module__).startswith("torch.") or "recursion" in reason or "cyclic" in reason
 
 
 def _digest_of_long(value: Any) -> Any:

@@ -337,6 +337,54 @@ def test_modules_as_values_count_by_their_globals(project: Project, user: str) -
     assert user.startswith("lambda") or other != before
 
 
+STANDING = [
+    *("threading.Lock()", "threading.local()", "threading.Thread()", "queue.Queue()", "contextvars.ContextVar('a')"),
+    *("concurrent.futures.ThreadPoolExecutor(1)", "weakref.ref(threading.Thread)", "weakref.WeakKeyDictionary()"),
+    *("struct.Struct('<i')", "ctypes.CDLL(None).strlen", "functools.partial(int, threading.Lock())"),
+    *("functools.singledispatch(lambda value: value)", "sqlite3.connect(':memory:')"),
+]
+
+
+@pytest.mark.parametrize("made", STANDING)
+def test_what_has_no_value_counts_by_its_type_in_modules_and_classes(made: str) -> None:
+    imports = "import threading, queue, contextvars, concurrent.futures, weakref, struct, ctypes, functools, sqlite3\n"
+
+    def found(text: str) -> bytes:
+        function = named(f"{imports}class D:\n held = {text}\nHELD = {text}\ndef f(): return HELD, D", "f")
+        before = fingerprint(function)
+        for each in (function()[0], function()[1].held):
+            getattr(each, "close", int)()
+        return before
+
+    assert found(made) == found(made)
+    assert found(made) != found("threading.Event()")
+
+
+def test_what_has_no_value_does_not_hide_what_is_next_to_it() -> None:
+    source = (
+        "import threading, functools\nclass C:\n def __init__(self): self.lock, self.scale = threading.Lock(), {}\n"
+    )
+    source += "HELD = [C(), functools.partial(lambda value: value + {}, threading.Lock())]\ndef f(): return HELD"
+    assert len({fingerprint(named(source.format(*each), "f")) for each in ((1, 1), (2, 1), (1, 2))}) == 3
+
+
+@pytest.mark.parametrize(
+    "made",
+    [("struct.Struct('<i')", "struct.Struct('<q')"), [f"functools.singledispatch(lambda: {each})" for each in (1, 2)]],
+)
+def test_formats_and_registries_count(made: tuple[str, str]) -> None:
+    sources = [f"import struct, functools\nHELD = {each}\ndef f(): return HELD" for each in made]
+    assert len({fingerprint(named(source, "f")) for source in sources}) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_scripted_code_is_refused_in_globals_too() -> None:
+    function = named("def f(): return HELD", "f")
+    function.__globals__["HELD"] = torch.jit.trace(torch.abs, torch.zeros(1))
+    with pytest.raises(CannotFingerprintError, match="ScriptFunction"):
+        fingerprint(function)
+
+
 @pytest.mark.parametrize("name", ["random", "randint"])
 def test_the_state_of_the_global_generator_does_not_count(name: str) -> None:
     function = named(f"import random\ndef f(index): return random.Random(index).{name}(0, 9)", "f")
@@ -496,7 +544,7 @@ def test_other_parts_of_one_file_are_other_arrays(tmp_path: Path) -> None:
         assert len(set(found)) == len(found)
     before = fingerprint(mapped()[:5])
     os.utime(tmp_path / "a.npy", (1, 1))
-    assert fingerprint(mapped) != before
+    assert fingerprint(mapped()[:5]) != before
 
 
 def test_a_part_that_is_set_after_computing_filled_it_counts_again() -> None:
@@ -567,4 +615,3 @@ def test_an_error_for_what_a_sample_has_set_says_to_wrap_before() -> None:
         CannotFingerprintError, match=r"Filling\.handle is a .*wrap the dataset before its samples are read"
     ):
         Stage(filling, None)
-    assert fingerprint(mapped()[:5]) != before
