@@ -9,6 +9,7 @@
 ``parts``          values of named parts between two fingerprints, and parts that computing samples changes
 ``fingerprint``    a hash of everything that samples are computed with
 ``contents``       the contents of functions, classes, arrays and instances, for the fingerprint
+``imports``        the sources of modules that functions import, for the fingerprint
 ``distributions``  versions of installed modules
 ``randomness``     the global generators, and marks of steps that chance does not change
 ``files_seen``     the files that a sample opens, and that later samples depend on
