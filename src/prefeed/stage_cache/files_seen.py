@@ -418,7 +418,10 @@ def way_here(until: CodeType) -> int | None:
 _PREFEED: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _BETWEEN: Final = (
     *(f"{_PREFEED}{room}" for room in ("interception/", "stage_cache/files_seen.py", "stage_cache/making.py")),
-    os.path.dirname(os.__file__) + os.sep + "pathlib",
+    *(
+        os.path.dirname(os.__file__) + os.sep + name
+        for name in ("pathlib", "zipfile", "importlib" + os.sep + "metadata")
+    ),
     os.__file__,
 )
 """Files of code that passes a name on."""
