@@ -82,24 +82,6 @@ def test_samples_come_back_as_they_were(sample: Any, note: bytes, copy: bool) ->
 
 
 @LOOKED_AT
-@given(sample=SAMPLES, note=st.binary(max_size=70))
-def test_parts_of_a_row_are_read_into_any_memory(sample: Any, note: bytes) -> None:
-    data = row_of(sample, note)
-    layout = Row.open(memoryview(data)).layout
-    head, arrays = bytearray(layout.head_bytes), [bytearray(size) for _, size in layout.buffers]
-    targets = layout.spread(head, arrays)
-    assert sum(map(len, targets)) == len(data)
-    at = 0
-    for target in targets:
-        target[:] = data[at : at + len(target)]  # type: ignore[index]
-        at += len(target)
-    row = Row.matching(layout, memoryview(head), arrays)
-    assert row is not None
-    assert row.note == note
-    assert same(row.load(copy=False), sample)
-
-
-@LOOKED_AT
 @given(sample=SAMPLES, cut=st.integers(1, 10_000), note=st.binary(max_size=20))
 def test_a_part_of_a_row_is_none(sample: Any, cut: int, note: bytes) -> None:
     row = row_of(sample, note)

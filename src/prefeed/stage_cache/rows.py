@@ -5,9 +5,7 @@
     header (28 bytes) | sizes of buffers | note | pickled sample | zeros | buffer | zeros | buffer
                                                                           ^ each at a multiple of 64 bytes
 
-A row is written from the sample's own memory with one ``pwritev``. Samples of one shape mostly have the same ``Layout``, so
-the next row can be read before its head is known: the head and each array go to their places with one ``preadv``, and
-``matches`` compares the head afterwards.
+A row is written from the sample's own memory with one ``pwritev``, and its arrays can be used where they lie.
 
 Unpickling can run any code. So a row is loaded only from files that this user's own processes wrote: memfds of the user's
 node server and files with mode 0600. The head has a checksum, so that damaged bytes are never unpickled.
@@ -57,19 +55,6 @@ class Layout(NamedTuple):
     buffers: tuple[tuple[int, int], ...]
     row_bytes: int
 
-    def spread(self, head: Buffer, buffers: Sequence[Buffer]) -> list[Buffer]:
-        """List the memory that ``preadv`` fills from the row's first byte on: the head, and each buffer with the zeros before it.
-
-        Args:
-            head: Memory for the head.
-            buffers: Memory for the arrays, for example rows of a batch.
-        """
-        targets, end = [head], self.head_bytes
-        for (offset, size), buffer in zip(self.buffers, buffers, strict=True):
-            targets += [bytearray(offset - end), buffer] if offset > end else [buffer]
-            end = offset + size
-        return targets
-
 
 class Row(NamedTuple):
     """A row that was found.
@@ -100,21 +85,6 @@ class Row(NamedTuple):
                 f"the row is damaged: its head names {layout.row_bytes} bytes, there are {len(view)}"
             )
         return cls(layout, note, pickled, [view[offset : offset + size] for offset, size in layout.buffers])
-
-    @classmethod
-    def matching(cls, layout: Layout, head: memoryview, buffers: Sequence[Buffer]) -> Row | None:
-        """Return a row that was read by the layout of the row before; None if its own layout differs.
-
-        Args:
-            layout: Of the row before.
-            head: Bytes that were read for the head.
-            buffers: Bytes that were read for the arrays. Arrays of the sample use this memory.
-
-        Raises:
-            EntryFormatError: The head is not one, or is damaged.
-        """
-        found, note, pickled = _open_head(head)
-        return cls(found, note, pickled, buffers) if found == layout else None
 
     def load(self, *, copy: bool = True) -> Any:
         """Return the sample.
@@ -213,7 +183,7 @@ def encode(sample: Any, *, note: bytes = b"") -> list[Buffer]:
         if end % ALIGNMENT:
             parts.append(bytes(-end % ALIGNMENT))
         parts.append(buffer)
-        end = len(buffer)
+        end = len(buffer)  # from a multiple of the alignment on
     return parts
 
 

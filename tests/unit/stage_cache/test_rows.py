@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import threading
 import warnings
 from pathlib import Path
@@ -174,32 +173,6 @@ def test_classes_keep_their_state_and_shared_objects_stay_one() -> None:
 
     assert back[0] is back[1] is back[2].points[0].y is back[3].b[0]
     assert same(back[2], Shape("a", [Point(1, shared)]))
-
-
-def test_one_call_fills_a_row_of_a_batch(tmp_path: Path) -> None:
-    """The next row is read before its head is known: one of the same layout needs no second read."""
-    rows = [(torch.full((3, 20, 20), index, dtype=torch.uint8), index, torch.rand(300)) for index in range(3)]
-    other = (torch.zeros(3, 20, 21, dtype=torch.uint8), 3, torch.rand(300))
-    file = tmp_path / "rows"
-    offsets = []
-    with file.open("wb") as stream:
-        for sample in (*rows, other):
-            offsets.append(stream.tell())
-            for part in encode(sample):
-                stream.write(part)
-    with file.open("rb") as stream:
-        layout = Row.open(memoryview(os.pread(stream.fileno(), offsets[1], 0))).layout
-        batch = np.zeros((4, 1200), np.uint8)
-        for index, offset in enumerate(offsets):
-            head, last = bytearray(layout.head_bytes), bytearray(1200)
-            os.preadv(stream.fileno(), layout.spread(head, [batch[index].data, last]), offset)
-            row = Row.matching(layout, memoryview(head), [batch[index].data, last])
-            if index == 3:
-                assert row is None
-            else:
-                assert row is not None
-                assert same(row.load(copy=False), rows[index])
-                assert row.load(copy=False)[0].data_ptr() == batch[index].ctypes.data
 
 
 @pytest.mark.parametrize("sample", [threading.Lock(), [lambda: None], {"a": (1, io.BytesIO().getbuffer())}])
