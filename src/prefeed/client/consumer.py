@@ -61,7 +61,7 @@ class Consumer:
         node.connection.expect_answers_within(_COUNTS_SECONDS)
         self._pid = os.getpid()
         self._order = Window(np.empty(0, dtype=np.int64))
-        self._goes_on = False
+        self._is_partial = False
         self._position = 0
         self._start = 0
         self._told = 0
@@ -270,7 +270,7 @@ class Consumer:
 
     def _begin_epoch(self, ids: Ids, *, is_partial: bool) -> None:
         with self._lock:
-            self._order, self._goes_on, self._position, self._start = Window(ids), is_partial, 0, 0
+            self._order, self._is_partial, self._position, self._start = Window(ids), is_partial, 0, 0
             self._told = self._order.end
             self._revision += 1
 
@@ -353,7 +353,7 @@ class Consumer:
         """Give the server what is left of the plan, and use it from then on; False when the loader is gone."""
         while not self._closed:
             with self._lock:
-                revision, is_partial, start = self._revision, self._goes_on, self._position
+                revision, is_partial, start = self._revision, self._is_partial, self._position
                 rest = self._order.part(start, self._order.end).copy()
             connection.send(
                 self._plan_message(

@@ -16,5 +16,4 @@ every time-out and every crash is a plain unit test. Only the server carries out
 ``node_sums``  sums of the counts of several servers
 ``checks``     which files to check for changes, ahead of their reader
 ``requests``   how many requests may be in flight, and when a failed one is retried
-``policy``     the best hit ratio that a policy can reach
 """

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from prefeed.core.policy import best_hit_ratio
 from prefeed.core.schedule import Scheduler
 from prefeed.core.table import RESIDENT
 from prefeed.server.disk import DiskTier
@@ -87,6 +86,6 @@ def read_counts_of(scheduler: Scheduler, consumer: int) -> ReadCounts:
 
 def _beside_the_best(counts: ReadCounts, scheduler: Scheduler) -> ReadCounts:
     """Return the counts with the most that any policy could reach; None before the first plan."""
-    working_set = scheduler.working_set_bytes()
-    best = best_hit_ratio(cache_bytes=scheduler.residency.budget_bytes, dataset_bytes=working_set)
-    return replace(counts, best_hit_ratio=best if working_set else None)
+    # With a fresh shuffle per epoch no policy beats the part of the data that fits (ADR 2).
+    working_set, budget = scheduler.working_set_bytes(), scheduler.residency.budget_bytes
+    return replace(counts, best_hit_ratio=min(1.0, budget / working_set) if working_set > 0 else None)
